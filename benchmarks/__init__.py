@@ -1,0 +1,1 @@
+"""Benchmarks: programs, each of which prints ratios of ours and a peer in one run."""

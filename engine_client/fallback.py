@@ -1,0 +1,163 @@
+"""What becomes of rows that the service didn't answer: fail, in process, or unconstrained.
+
+The in-process matcher is rebuilt from the history at each step, so that nothing has to be kept in
+line with the service: about 2 microseconds a token. Specs are compiled when the client compiles
+them, never in a step.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine_client.session import PendingStep
+from engine_client.stats import Stats
+from engine_client.types import Grammar, Note, Outcome, Policy, Row
+
+if TYPE_CHECKING:
+    import torch
+
+_KEPT_GRAMMARS = 256
+_GONE = "SERVICE_UNREACHABLE"
+_IN_PROCESS = "the service is gone; this row is masked in process"
+
+_log = logging.getLogger("engine_client")
+
+
+class Fallback:
+    """Settles rows by policy. Thread-safe."""
+
+    def __init__(self, policy: Policy, stats: Stats) -> None:
+        self._policy = policy
+        self._stats = stats
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._lock = Lock()
+
+    def prepare(self, grammar: Grammar) -> None:
+        """Compiles a grammar in this process, if the policy may need it. Logs what it can't."""
+        if self._policy is not Policy.IN_PROCESS or grammar.id in self._compiled:
+            return
+        try:
+            from engine_client.in_process import compile_spec
+
+            compiled = compile_spec(grammar.spec, grammar.vocabulary)
+        except (ImportError, ValueError) as error:
+            _log.warning("grammar %s has no in-process fallback: %s", grammar.id, error)
+            self._stats.add("fallbacks_missing")
+            return
+        with self._lock:
+            self._compiled[grammar.id] = compiled
+            if len(self._compiled) > _KEPT_GRAMMARS:
+                self._compiled.popitem(last=False)
+
+    def settle(self, step: PendingStep) -> None:
+        """Settles the rows that have no outcome."""
+        for index in step.unsettled():
+            row = step.rows[index]
+            policy = row.policy or self._policy
+            if policy is Policy.IN_PROCESS and not self._match(step, index):
+                policy = Policy.FAIL
+            if policy is Policy.UNCONSTRAINED:
+                first = step.mask_rows[index]
+                everything = mask_of(range(_limit(row)), step)
+                step.writable()[first : first + 1 + len(row.drafts)] = everything
+                step.outcomes[index] = Outcome.OK
+                step.legal_drafts[index] = len(row.drafts)
+                step.notes[index] = Note(_GONE, "the service is gone; this row is unconstrained")
+            if policy is Policy.FAIL:
+                step.fail(index, _GONE, "the grammar service didn't answer within the deadline")
+            self._stats.add(f"policy_{policy.value}")
+
+    def close_failed(self, step: PendingStep) -> None:
+        """Gives failed rows the only mask that is safe: stop tokens."""
+        for index, outcome in enumerate(step.outcomes):
+            if outcome is Outcome.FAILED:
+                row = step.rows[index]
+                first = step.mask_rows[index]
+                stops = mask_of(row.all_stop_tokens(), step)
+                step.writable()[first : first + 1 + len(row.drafts)] = stops
+
+    def _match(self, step: PendingStep, index: int) -> bool:
+        """Masks a row in this process; False if that can't be done."""
+        row = step.rows[index]
+        compiled = self._compiled.get(row.grammar.id)
+        if compiled is None:
+            return False
+        try:
+            _match_row(step, index, compiled)
+        except Exception as error:  # a library's error must not reach the engine
+            _log.warning("in-process matching of %s failed: %s", row.sequence_id, error)
+            return False
+        return True
+
+
+def mask_of(token_ids: Iterable[int], step: PendingStep) -> "torch.Tensor":
+    """int32[words] that allows just these tokens."""
+    import torch
+
+    bits = np.zeros(step.words * 32, dtype=np.uint8)
+    bits[[token_id for token_id in token_ids if token_id < len(bits)]] = 1
+    return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4").astype(np.int32))
+
+
+def _match_row(step: PendingStep, index: int, compiled: Any) -> None:
+    """One row's step, as the service would take it."""
+    import xgrammar
+
+    row = step.rows[index]
+    stops = row.all_stop_tokens()
+    matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stops)
+    masks = step.writable()[step.mask_rows[index] :][: 1 + len(row.drafts)]
+    step.outcomes[index], step.notes[index] = _replay(matcher, row)
+    if step.outcomes[index] is not Outcome.OK:
+        masks[:] = mask_of(stops, step)
+        return
+    if matcher.is_completed() and len(row.tokens) >= row.constraint_start:
+        step.outcomes[index] = Outcome.COMPLETE
+    legal = 0
+    _fill(matcher, row, len(row.tokens), masks[0], step)
+    for draft in row.drafts:
+        position = len(row.tokens) + legal
+        if matcher.is_terminated() or not 0 <= draft < _limit(row):
+            break
+        if position >= row.constraint_start and not matcher.accept_token(draft):
+            break
+        legal += 1
+        _fill(matcher, row, position + 1, masks[legal], step)
+    step.legal_drafts[index] = legal
+    masks[legal + 1 :] = masks[legal]
+
+
+def _replay(matcher: Any, row: Row) -> tuple[Outcome, Note]:
+    """Feeds the history to a new matcher."""
+    start = row.constraint_start
+    for index, token in enumerate(row.tokens[start:], start):
+        if matcher.is_terminated():
+            ignored = len(row.tokens) - index
+            return Outcome.TERMINATED, Note(_GONE, _IN_PROCESS, ignored=ignored)
+        if not 0 <= token < _limit(row) or not matcher.accept_token(token):
+            why = f"the grammar doesn't allow token {token}"
+            return Outcome.REJECTED, Note("TOKEN_ILLEGAL", why, accepted=index)
+    note = Note(_GONE, _IN_PROCESS)
+    return (Outcome.TERMINATED if matcher.is_terminated() else Outcome.OK), note
+
+
+def _fill(matcher: Any, row: Row, position: int, mask: "torch.Tensor", step: PendingStep) -> None:
+    """The mask of the token at a position: int32[words]."""
+    if position < row.constraint_start:
+        mask[:] = mask_of(range(_limit(row)), step)
+    elif matcher.is_terminated():
+        mask[:] = mask_of(row.all_stop_tokens(), step)
+    else:
+        matcher.fill_next_token_bitmask(mask.view(1, -1), 0)
+        used = row.grammar.vocabulary.width % 32
+        if used:
+            mask[-1] &= (1 << used) - 1
+
+
+def _limit(row: Row) -> int:
+    """Token ids at or past this can't be produced."""
+    return min(len(row.grammar.vocabulary.tokens), row.grammar.vocabulary.width)

@@ -1,0 +1,398 @@
+"""The steps of one engine thread: its stream, its bound rows, its region; and what heals them.
+
+A step is sent by `submit` and read by `collect`:
+
+    submit ──> in flight ──answered──> rows that miss something are sent again with it ──> done
+                   │  └────broken────> a new stream, a new region, sent again ────────────> done
+                   └──── no answer by the deadline: stream and region are abandoned, policy ──> done
+
+Abandoning the region is what makes a late write harmless: nobody reads there any more.
+"""
+
+import itertools
+import logging
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine_client.errors import Refused, ServiceError, UsageError
+from engine_client.regions import PARTS, Region
+from engine_client.stats import Stats
+from engine_client.stream import Reply, StepStream
+from engine_client.types import Grammar, Note, Outcome, Row
+from engine_client.wire import sequences_pb2 as pb
+
+if TYPE_CHECKING:
+    import torch
+
+_MAX_BOUND = 4096
+_ROUNDS = 8
+"""Healings of one step: gap, sequence, grammar, and what a second replica may add."""
+_NO_REGION = {"REGION_NOT_FOUND", "REGION_INVALID", "REGION_TOO_SMALL"}
+_HEALED = {
+    pb.OUTCOME_HISTORY_GAP: "healed_history_gap",
+    pb.OUTCOME_UNKNOWN_SEQUENCE: "healed_unknown_sequence",
+    pb.OUTCOME_UNKNOWN_GRAMMAR: "healed_unknown_grammar",
+}
+
+_KNOWN = {*_HEALED, *Outcome}
+
+_log = logging.getLogger("engine_client")
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class PendingStep:
+    """A step that was submitted; give it to `collect` once."""
+
+    rows: Sequence[Row]
+    mask_rows: list[int]
+    total: int
+    """Mask rows of all rows."""
+    words: int
+    part: int
+    """Which part of the region it has."""
+    stream: StepStream | None = None
+    reply: Reply | None = None
+    region: Region | None = None
+    masks: "torch.Tensor | None" = None
+    outcomes: list[Outcome | None] = field(default_factory=list)
+    legal_drafts: list[int] = field(default_factory=list)
+    notes: dict[int, Note] = field(default_factory=dict)
+    collected: bool = False
+
+    def __post_init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Starts over: repeating a whole step is harmless, and simpler than keeping half of it."""
+        self.masks = None
+        self.outcomes = [None] * len(self.rows)
+        self.legal_drafts = [0] * len(self.rows)
+        self.notes = {}
+
+    def fail(self, index: int, reason: str, message: str) -> None:
+        """Settles a row as failed; its mask is filled in at the end."""
+        self.outcomes[index] = Outcome.FAILED
+        self.legal_drafts[index] = 0
+        self.notes[index] = Note(reason, message)
+
+    def writable(self) -> "torch.Tensor":
+        """The masks, made if there are none yet."""
+        import torch
+
+        if self.masks is None:
+            self.masks = torch.zeros((self.total, self.words), dtype=torch.int32)
+        return self.masks
+
+    def unsettled(self) -> list[int]:
+        """Indices of the rows without an outcome."""
+        return [index for index, outcome in enumerate(self.outcomes) if outcome is None]
+
+
+class Session:
+    """One thread's way to the service. Not thread-safe, but for `release`."""
+
+    def __init__(
+        self,
+        connect: Callable[[], StepStream],
+        recompile: Callable[[Grammar, float], None],
+        region_dir: Path | None,
+        stats: Stats,
+    ) -> None:
+        self._connect = connect
+        self._recompile = recompile
+        self._region_dir = region_dir
+        self._stats = stats
+        self._stream: StepStream | None = None
+        self._regions: dict[int, Region] = {}
+        """By words a mask: rows of two tokenizers may take turns."""
+        self._bound: OrderedDict[str, int] = OrderedDict()
+        self._numbers = itertools.count()
+        self._free: list[int] = []
+        self._releases: list[int] = []
+        self._closed_ids: list[str] = []
+        self._parts = itertools.cycle(range(PARTS))
+        # Weak: a step that an engine drops and never collects must not count for ever.
+        self._in_flight: list[weakref.ref[PendingStep]] = []
+
+    def begin(self, rows: Sequence[Row]) -> PendingStep:
+        """Lays a step out, without sending it. Raises UsageError."""
+        steps = [step for ref in self._in_flight if (step := ref()) and not step.collected]
+        if len(steps) >= PARTS:
+            raise UsageError(f"{PARTS} steps are in flight; collect one before the next submit")
+        words = rows[0].grammar.words if rows else 0
+        for row in rows:
+            if row.grammar.words != words:
+                raise UsageError("the rows of a step share one mask width; step tokenizers apart")
+            if not 0 <= row.position <= len(row.tokens):
+                raise UsageError(
+                    f"sequence {row.sequence_id!r}: position {row.position} lies outside its "
+                    f"{len(row.tokens)} tokens; pass all tokens after the prompt"
+                )
+        first = list(itertools.accumulate((1 + len(row.drafts) for row in rows), initial=0))
+        step = PendingStep(rows, first[:-1], first[-1], words, next(self._parts))
+        self._in_flight = [*map(weakref.ref, steps), weakref.ref(step)]
+        return step
+
+    def send(self, step: PendingStep) -> None:
+        """Sends the whole step. Raises UsageError for tokens that aren't int32 numbers."""
+        step.forget()
+        step.stream = self._ready_stream()
+        step.region = self._region_for(step)
+        request = self._request(step, {i: row.position for i, row in enumerate(step.rows)})
+        step.reply = step.stream.send(request)
+
+    def receive(self, step: PendingStep, deadline: float) -> bool:
+        """Waits for the answer, and heals; False if some rows have none by time.monotonic()."""
+        indices = step.unsettled()
+        for _ in range(_ROUNDS):
+            reply = step.reply
+            if not indices:
+                return True
+            if reply is None or not reply.wait(max(0.0, deadline - time.monotonic())):
+                return False
+            if not reply.broken and reply.response is not None:
+                reply.broken = self._nonsense(step, indices, reply.response)
+            if reply.broken:
+                self._stats.add("resubmits")
+                _log.warning("grammar stream broke, reconnecting: %s", reply.broken)
+                self.abandon(step)
+                self.send(step)
+            elif reply.error is not None:
+                self._refused(step, indices, reply.error)
+            else:
+                assert reply.response is not None
+                self._take(step, indices, reply.response, deadline)
+            indices = step.unsettled()
+        return not indices
+
+    def abandon(self, step: PendingStep) -> None:
+        """Lets go of the step's stream and of all regions: nothing may write where we read."""
+        if step.region is not None:
+            step.region.unlink()
+        if step.stream is None or step.stream is not self._stream:
+            return
+        step.stream.cancel()
+        self._stream = None
+        self._drop_regions()
+
+    def _drop_regions(self) -> None:
+        for region in self._regions.values():
+            self._stats.add("regions_abandoned")
+            region.unlink()
+        self._regions.clear()
+
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Gives the rows of sequences free, with the next step. From any thread."""
+        self._closed_ids.extend(sequence_ids)
+
+    def close(self) -> None:
+        """Ends the stream and removes the regions."""
+        for region in self._regions.values():
+            region.unlink()
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+
+    def _ready_stream(self) -> StepStream:
+        if self._stream is not None and self._stream.broken:
+            self._stream = None
+            self._drop_regions()
+        if self._stream is None:
+            self._stream = self._connect()
+            self._bound.clear()
+            self._numbers = itertools.count()
+            self._free.clear()
+            self._releases.clear()
+        return self._stream
+
+    def _region_for(self, step: PendingStep) -> Region | None:
+        """The region that the step's masks go to; None is inline."""
+        if self._region_dir is None or step.total == 0:
+            return None
+        region = self._regions.get(step.words)
+        if region is None or region.rows < step.total:
+            rows = max(16, 1 << (step.total - 1).bit_length())
+            try:
+                # One that is too small is unlinked when the step that uses it is answered.
+                region = self._regions[step.words] = Region(self._region_dir, rows, step.words)
+            except OSError as error:
+                self._give_regions_up(str(error))
+                return None
+            self._stats.add("regions_made")
+        return region
+
+    def _give_regions_up(self, why: str) -> None:
+        _log.warning("no shared-memory regions, masks come inline: %s", why)
+        self._stats.add("regions_given_up")
+        self._region_dir = None
+
+    def _request(self, step: PendingStep, positions: dict[int, int]) -> pb.StepRequest:
+        """A request for those rows of the step, each from its position on."""
+        request = pb.StepRequest()
+        rows = [step.rows[index] for index in positions]
+        starts = list(positions.values())
+        self._bind(request, rows)
+        request.rows.extend([self._bound[row.sequence_id] for row in rows])
+        request.positions.extend(starts)
+        request.token_counts.extend(
+            [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
+        )
+        try:
+            for row, start in zip(rows, starts, strict=True):
+                request.tokens.extend(row.tokens[start:])
+            if step.total > len(step.rows):
+                request.draft_counts.extend([len(row.drafts) for row in rows])
+                for row in rows:
+                    request.drafts.extend(row.drafts)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"tokens and drafts are 32-bit numbers: {error}") from None
+        if step.region is not None:
+            request.region.name = step.region.name
+            request.region.offset = step.part * step.region.part_bytes
+            if len(rows) < len(step.rows):
+                request.mask_rows.extend([step.mask_rows[index] for index in positions])
+        return request
+
+    def _bind(self, request: pb.StepRequest, rows: Sequence[Row]) -> None:
+        """Binds sequences that have no row, and releases those that nobody steps any more."""
+        while self._closed_ids:
+            self._free_row(self._closed_ids.pop())
+        unbound = []
+        for row in rows:
+            if row.sequence_id in self._bound:
+                self._bound.move_to_end(row.sequence_id)
+            else:
+                unbound.append(row)
+        for _ in range(len(self._bound) + len(unbound) - _MAX_BOUND):
+            self._free_row(next(iter(self._bound)))
+        request.releases.extend(self._releases)
+        self._releases.clear()
+        for row in unbound:
+            if row.sequence_id not in self._bound:  # twice in one step: the service says so
+                number = self._free.pop() if self._free else next(self._numbers)
+                self._bound[row.sequence_id] = number
+                request.bindings.append(_binding(number, row))
+
+    def _free_row(self, sequence_id: str) -> None:
+        number = self._bound.pop(sequence_id, None)
+        if number is not None:
+            self._free.append(number)
+            self._releases.append(number)
+
+    def _nonsense(self, step: PendingStep, indices: list[int], response: pb.StepResponse) -> str:
+        """What is wrong with an answer that no service of ours gives; nothing is ''."""
+        masks = sum(1 + len(step.rows[index].drafts) for index in indices) * step.words * 4
+        if (
+            len(response.outcomes) != len(indices)
+            or len(response.legal_drafts) not in (0, len(indices))
+            or any(outcome not in _KNOWN for outcome in response.outcomes)
+            or len(response.masks) not in (0, masks)
+            or any(note.index >= len(indices) for note in response.notes)
+        ):
+            self._stats.add("nonsense")
+            return "the service's answer doesn't fit the step"
+        return ""
+
+    def _take(
+        self, step: PendingStep, indices: list[int], response: pb.StepResponse, deadline: float
+    ) -> None:
+        """Settles rows, and sends those again that miss something."""
+        if step.region is not None:
+            step.region.unlink()  # the service has it mapped by now
+        self._take_masks(step, indices, response)
+        notes = {note.index: note for note in response.notes}
+        legal = response.legal_drafts
+        missing: dict[int, tuple[int, int]] = {}
+        for entry, (index, outcome) in enumerate(zip(indices, response.outcomes, strict=True)):
+            note = notes.get(entry)
+            if outcome in _HEALED:
+                missing[index] = (outcome, note.history_length if note else 0)
+                continue
+            step.outcomes[index] = Outcome(outcome)
+            step.legal_drafts[index] = legal[entry] if legal else 0
+            if note is not None:
+                self._note(step, index, note)
+        if missing:
+            self._heal(step, missing, deadline)
+
+    def _note(self, step: PendingStep, index: int, note: pb.RowNote) -> None:
+        if note.rewound:
+            self._stats.add("rewound")
+        rejected = step.outcomes[index] is Outcome.REJECTED
+        accepted = note.history_length if rejected else 0
+        step.notes[index] = Note(note.reason, note.message, note.rewound, accepted, note.ignored)
+
+    def _heal(
+        self, step: PendingStep, missing: dict[int, tuple[int, int]], deadline: float
+    ) -> None:
+        """Sends rows again: the rest of the history, the opening, or the grammar before them."""
+        positions = {}
+        for index, (outcome, held) in missing.items():
+            self._stats.add(_HEALED[outcome])
+            row = step.rows[index]
+            positions[index] = min(held, row.position)
+            if outcome == pb.OUTCOME_HISTORY_GAP:
+                continue
+            positions[index] = 0
+            self._free_row(row.sequence_id)  # bound again, with its opening
+            if outcome == pb.OUTCOME_UNKNOWN_GRAMMAR:
+                try:
+                    self._recompile(row.grammar, deadline - time.monotonic())
+                except ServiceError as error:
+                    reason = error.reason if isinstance(error, Refused) else "GRAMMAR_LOST"
+                    step.fail(index, reason, f"its grammar can't be had again: {error}")
+                    del positions[index]
+        if not positions:
+            return
+        assert step.stream is not None
+        try:
+            step.reply = step.stream.send(self._request(step, positions))
+        except UsageError as error:
+            for index in positions:
+                step.fail(index, "TOKENS_INVALID", str(error))
+
+    def _refused(self, step: PendingStep, indices: list[int], error: pb.StepError) -> None:
+        """A step that wasn't taken as a whole."""
+        if error.reason in _NO_REGION and step.region is not None:
+            step.region.unlink()
+            self._give_regions_up(error.message)
+            self.send(step)
+            return
+        for index in indices:
+            step.fail(index, error.reason, error.message)
+
+    def _take_masks(self, step: PendingStep, indices: list[int], response: pb.StepResponse) -> None:
+        """Where the masks are: in the region, or in the response."""
+        import torch
+
+        if step.region is not None:
+            if step.masks is None:
+                step.masks = step.region.masks(step.part, step.total)
+            return
+        if not response.masks:
+            return
+        # A bytearray: torch wants memory that may be written, and healing writes.
+        masks = torch.frombuffer(bytearray(response.masks), dtype=torch.int32)
+        masks = masks.view(-1, step.words)
+        if len(indices) == len(step.rows):
+            step.masks = masks
+            return
+        whole, start = step.writable(), 0
+        for index in indices:
+            first, count = step.mask_rows[index], 1 + len(step.rows[index].drafts)
+            whole[first : first + count] = masks[start : start + count]
+            start += count
+
+
+def _binding(number: int, row: Row) -> pb.Binding:
+    opening = pb.Opening(
+        grammar_id=row.grammar.id,
+        stop_token_ids=row.stop_token_ids,
+        constraint_start=row.constraint_start,
+    )
+    return pb.Binding(row=number, sequence_id=row.sequence_id, opening=opening)

@@ -1,0 +1,1 @@
+"""Whole programs over the client."""

@@ -1,0 +1,136 @@
+"""`grammar-service`: serve, health, check, tokenizer."""
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliPositionalArg,
+    CliSubCommand,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from engine_client.vocabulary import Vocabulary, load_tokenizer, round_trip
+from grammar_service.settings import ServiceSettings
+
+
+class Serve(ServiceSettings):
+    """Run the service until SIGTERM or SIGINT. Prints where it listens."""
+
+    def cli_cmd(self) -> None:
+        """Serves; the first line on stdout is the target."""
+        # Imported here: torch and xgrammar take seconds, which the other commands don't need.
+        from grammar_service.server.app import GrammarServer
+        from grammar_service.server.log import configure, logger
+
+        configure(self.log_level, self.log_format)
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        try:
+            server = GrammarServer(self)
+            server.start()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise SystemExit(f"grammar-service: {error}") from None
+        print(f"listening on {server.target}", flush=True)
+        logger().info("serving", target=server.target, region_dir=str(self.region_dir))
+        stop.wait()
+        logger().info("stopping", grace_seconds=self.grace_seconds)
+        server.stop()
+
+
+class Health(BaseModel):
+    """Ask a service whether it serves; exits with 1 if it doesn't."""
+
+    target: CliPositionalArg[str] = Field(description="unix:PATH or HOST:PORT.")
+    timeout: float = Field(2.0, gt=0, description="Seconds to wait for an answer.")
+
+    def cli_cmd(self) -> None:
+        """Prints the status."""
+        from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+        with grpc.insecure_channel(self.target) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            try:
+                answer = stub.Check(
+                    health_pb2.HealthCheckRequest(), timeout=self.timeout, wait_for_ready=True
+                )
+            except grpc.RpcError as error:
+                raise SystemExit(f"grammar-service: {self.target}: {error.code().name}") from None
+        status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        print(status)
+        if answer.status != health_pb2.HealthCheckResponse.SERVING:
+            raise SystemExit(1)
+
+
+class Tokenizer(BaseModel):
+    """Show what a tokenizer would be registered as, and test its bytes against itself."""
+
+    path: CliPositionalArg[Path] = Field(
+        description="Hugging Face tokenizer directory or tokenizer.json file."
+    )
+    width: int | None = Field(None, gt=0, description="Columns of the model's logits.")
+
+    def cli_cmd(self) -> None:
+        """Prints one JSON object; exits with 1 when a round trip fails."""
+        try:
+            vocabulary = Vocabulary.from_path(self.path, width=self.width)
+            problems = round_trip(vocabulary, load_tokenizer(self.path))
+        except ValueError as error:
+            raise SystemExit(f"grammar-service: {error}") from None
+        tokens = vocabulary.tokens
+        shown = {
+            "id": vocabulary.id,
+            "vocab_size": len(tokens),
+            "width": vocabulary.width,
+            "stop_tokens": {
+                token_id: tokens[token_id].decode("utf-8", "replace")
+                for token_id in vocabulary.stop_token_ids
+            },
+            "special_count": len(vocabulary.special_token_ids),
+            "empty_count": sum(not token for token in tokens),
+            "round_trip": problems or "ok",
+        }
+        print(json.dumps(shown, ensure_ascii=False, indent=2))
+        if problems:
+            raise SystemExit(1)
+
+
+class Cli(BaseSettings):
+    """Grammar state for LLM serving, as a service."""
+
+    model_config = SettingsConfigDict(
+        cli_prog_name="grammar-service",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+    )
+
+    serve: CliSubCommand[Serve]
+    health: CliSubCommand[Health]
+    tokenizer: CliSubCommand[Tokenizer]
+
+    def cli_cmd(self) -> None:
+        """Runs the subcommand."""
+        CliApp.run_subcommand(self)
+
+
+def main() -> None:
+    """Entry point; mistakes end with one line and status 2."""
+    try:
+        CliApp.run(Cli)
+    except ValidationError as error:
+        for fault in error.errors():
+            name = ".".join(str(part) for part in fault["loc"][1:])
+            print(f"grammar-service: {name}: {fault['msg']}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except SettingsError as error:
+        raise SystemExit(f"grammar-service: {error}") from None

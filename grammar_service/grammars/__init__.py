@@ -1,0 +1,1 @@
+"""Grammars: tokenizers, specs and their ids, the compile children, the cache of what they made."""

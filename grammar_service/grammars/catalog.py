@@ -1,0 +1,164 @@
+"""The compiled grammars of this replica: one compile for equal specs, and a bounded cache.
+
+A live sequence pins its grammar: eviction takes the least recently used one without sequences.
+"""
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from engine_client.spec import GrammarSpec
+from engine_client.vocabulary import Vocabulary
+from grammar_service import metrics
+from grammar_service.backends import Backend
+from grammar_service.backends.base import Compiled
+from grammar_service.errors import Invalid, NotFound, ServiceError, Unenforced
+from grammar_service.grammars.children import Artifact, CompileChildren
+from grammar_service.grammars.spec import grammar_id as grammar_id_of
+
+
+@dataclass(slots=True, eq=False)
+class Grammar:
+    """A compiled grammar, ready to make matchers."""
+
+    id: str
+    spec: GrammarSpec
+    vocabulary: Vocabulary
+    backend: Backend
+    compiled: Compiled
+    memory_bytes: int
+    compile_ms: float
+    unenforced: tuple[Unenforced, ...]
+    pins: int = field(default=0)
+    """Live sequences; guarded by the catalog's lock."""
+
+
+class Catalog:
+    """Compiles specs and holds what came of them. Thread-safe."""
+
+    def __init__(self, backend: Backend, children: CompileChildren, max_bytes: int) -> None:
+        self._backend = backend
+        self._children = children
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._grammars: OrderedDict[str, Grammar] = OrderedDict()
+        self._running: dict[str, Future[Grammar]] = {}
+        self._lock = threading.Lock()
+
+    def compile(self, spec: GrammarSpec, vocabulary: Vocabulary) -> tuple[Grammar, bool]:
+        """The grammar of a canonical spec, and whether it was held before. Waits for a compile.
+
+        Raises a ServiceError: Invalid, DeadlineExceeded, Exhausted or Internal.
+        """
+        backend = self._backend
+        grammar_id = grammar_id_of(spec, vocabulary.id, backend.name, backend.version)
+        with self._lock:
+            held = self._grammars.get(grammar_id)
+            if held is not None:
+                self._grammars.move_to_end(grammar_id)
+            running = self._running.get(grammar_id)
+            ours = held is None and running is None
+            if ours:
+                running = self._running[grammar_id] = Future()
+        if held is not None:
+            metrics.COMPILES.labels("cached").inc()
+            return held, True
+        assert running is not None
+        if ours:
+            self._compile(running, grammar_id, spec, vocabulary)
+        return running.result(), not ours
+
+    def get(self, grammar_id: str) -> Grammar:
+        """The grammar of that id. Raises NotFound with UNKNOWN_GRAMMAR."""
+        with self._lock:
+            grammar = self._grammars.get(grammar_id)
+            if grammar is None:
+                raise _unknown(grammar_id)
+            self._grammars.move_to_end(grammar_id)
+            return grammar
+
+    def pin(self, grammar_id: str) -> Grammar:
+        """Like `get`, for a sequence that keeps the grammar until it unpins it."""
+        with self._lock:
+            grammar = self._grammars.get(grammar_id)
+            if grammar is None:
+                raise _unknown(grammar_id)
+            self._grammars.move_to_end(grammar_id)
+            grammar.pins += 1
+            return grammar
+
+    def unpin(self, grammar: Grammar) -> None:
+        """Gives a pin back."""
+        with self._lock:
+            grammar.pins -= 1
+
+    def _compile(
+        self, running: "Future[Grammar]", grammar_id: str, spec: GrammarSpec, vocabulary: Vocabulary
+    ) -> None:
+        """Runs the one compile of equal specs; its outcome goes to the future."""
+        try:
+            grammar = self._make(grammar_id, spec, vocabulary)
+        except BaseException as error:
+            reason = error.reason if isinstance(error, ServiceError) else "ERROR"
+            metrics.COMPILES.labels(reason.lower()).inc()
+            with self._lock:
+                del self._running[grammar_id]
+            running.set_exception(error)
+            return
+        metrics.COMPILES.labels("compiled").inc()
+        metrics.COMPILE_SECONDS.observe(grammar.compile_ms / 1000)
+        with self._lock:
+            del self._running[grammar_id]
+            self._grammars[grammar_id] = grammar
+            self._bytes += grammar.memory_bytes
+            self._evict()
+        running.set_result(grammar)
+
+    def _make(self, grammar_id: str, spec: GrammarSpec, vocabulary: Vocabulary) -> Grammar:
+        backend = self._backend
+        unenforced = tuple(backend.unenforced(spec))
+        if unenforced and not spec.allow_unenforced:
+            named = ", ".join(f"{item.keyword} at {item.pointer or '/'}" for item in unenforced[:5])
+            raise Invalid(
+                "SPEC_UNENFORCED",
+                f"{backend.name} doesn't enforce {named}"
+                f"{' and more' if len(unenforced) > 5 else ''}; drop them from the schema, or set "
+                "allow_unenforced and check the output yourself",
+                unenforced,
+            )
+        artifact = self._children.submit(backend.name, spec, vocabulary).result()
+        compiled = self._load(artifact, spec, vocabulary)
+        return Grammar(
+            id=grammar_id,
+            spec=spec,
+            vocabulary=vocabulary,
+            backend=backend,
+            compiled=compiled,
+            # The catalog keeps the spec as well.
+            memory_bytes=backend.memory_bytes(compiled) + len(spec.source.encode()),
+            compile_ms=artifact.compile_ms,
+            unenforced=unenforced,
+        )
+
+    def _load(self, artifact: Artifact, spec: GrammarSpec, vocabulary: Vocabulary) -> Compiled:
+        return self._backend.load(artifact.data, spec, vocabulary)
+
+    def _evict(self) -> None:
+        """Drops unpinned grammars until the limit holds; the newest stays. Needs the lock."""
+        newest = next(reversed(self._grammars))
+        for grammar in list(self._grammars.values()):
+            if self._bytes <= self._max_bytes:
+                break
+            if grammar.pins == 0 and grammar.id != newest:
+                del self._grammars[grammar.id]
+                self._bytes -= grammar.memory_bytes
+                metrics.GRAMMAR_EVICTIONS.inc()
+        metrics.GRAMMARS.set(len(self._grammars))
+        metrics.GRAMMAR_BYTES.set(self._bytes)
+
+
+def _unknown(grammar_id: str) -> NotFound:
+    return NotFound(
+        "UNKNOWN_GRAMMAR", f"grammar {grammar_id[:64]!r} isn't held here; compile its spec again"
+    )

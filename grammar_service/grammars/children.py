@@ -1,0 +1,208 @@
+"""The compile children: as many processes as may compile at once, each watched by a thread.
+
+     start ──ready──> idle ──job──> compiling ──answer──> idle
+       │                               │
+       └──────────── died, deadline or memory: killed, started anew for the next job
+
+A compile that runs away is killed, and costs its own caller only.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+
+from engine_client.spec import GrammarSpec
+from engine_client.vocabulary import Vocabulary
+from grammar_service import metrics
+from grammar_service.backends import NAMES
+from grammar_service.errors import DeadlineExceeded, Exhausted, Internal, Invalid, ServiceError
+
+_MODULE = "grammar_service.grammars.child"
+_START_SECONDS = 60.0
+_WATCH_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What a child made: the backend's bytes, and the milliseconds that it took."""
+
+    data: bytes
+    compile_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    backend: str
+    spec: GrammarSpec
+    vocabulary: Vocabulary
+    future: Future[Artifact]
+
+
+class CompileChildren:
+    """Runs compiles in child processes. Thread-safe.
+
+    `deadline` is seconds of wall clock a compile, `memory_bytes` the growth of a child's resident
+    memory a compile, `queue_limit` the jobs that may wait.
+    """
+
+    def __init__(self, workers: int, deadline: float, memory_bytes: int, queue_limit: int) -> None:
+        self._deadline = deadline
+        self._memory_bytes = memory_bytes
+        self._queue_limit = queue_limit
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._watch, name=f"compile-{index}", daemon=True)
+            for index in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, backend: str, spec: GrammarSpec, vocabulary: Vocabulary) -> Future[Artifact]:
+        """Queues a compile. The future raises a ServiceError. Raises Exhausted when full."""
+        if self._jobs.qsize() >= self._queue_limit:
+            raise Exhausted(
+                "COMPILE_QUEUE_FULL",
+                f"{self._queue_limit} compiles are waiting (compile_queue); try again later",
+            )
+        job = _Job(backend, spec, vocabulary, Future())
+        self._jobs.put(job)
+        return job.future
+
+    def close(self) -> None:
+        """Ends all children; compiles that run or wait fail."""
+        self._closed.set()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def _watch(self) -> None:
+        """One thread: owns one child at a time, and feeds it."""
+        child = _Child()
+        try:
+            while (job := self._jobs.get()) is not None:
+                try:
+                    job.future.set_result(self._run(child, job))
+                except ServiceError as error:
+                    job.future.set_exception(error)
+                except Exception as error:  # a fault of ours must not end the thread
+                    child.kill("error")
+                    job.future.set_exception(Internal("COMPILE_CRASHED", repr(error)))
+                if not child.alive:
+                    child = _Child()
+        finally:
+            child.kill("closed")
+
+    def _run(self, child: "_Child", job: _Job) -> Artifact:
+        try:
+            child.wait_ready(self._closed)
+            child.send(("compile", job.backend, job.spec, job.vocabulary.id))
+            header = self._answer(child)
+            if "need" in header:
+                child.send(("vocabulary", job.vocabulary))
+                child.send(("compile", job.backend, job.spec, job.vocabulary.id))
+                header = self._answer(child)
+            if "reason" in header:
+                raise Invalid(header["reason"], header["message"])
+            return Artifact(child.receive(), header["compile_ms"])
+        except (EOFError, OSError):
+            status = child.kill("crashed")
+            raise Internal(
+                "COMPILE_CRASHED", f"the compile ended its child process (exit status {status})"
+            ) from None
+
+    def _answer(self, child: "_Child") -> dict[str, Any]:
+        """Waits for a child's header, within the deadline and the memory limit."""
+        end = time.monotonic() + self._deadline
+        base = child.memory()
+        while not child.poll(_WATCH_SECONDS):
+            if self._closed.is_set():
+                child.kill("closed")
+                raise Internal("COMPILE_CRASHED", "the service stopped during the compile")
+            if time.monotonic() > end:
+                child.kill("deadline")
+                raise DeadlineExceeded(
+                    "COMPILE_DEADLINE",
+                    f"the compile took longer than {self._deadline:g} s (compile_seconds)",
+                )
+            if child.memory() - base > self._memory_bytes:
+                child.kill("memory")
+                raise Exhausted(
+                    "COMPILE_MEMORY",
+                    f"the compile took more than {self._memory_bytes} bytes (compile_memory_bytes)",
+                )
+        answer: dict[str, Any] = json.loads(child.receive())
+        return answer
+
+
+class _Child:
+    """One child process and the socket to it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, str(theirs.fileno()), ",".join(NAMES)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                # One thread: a compile is one core's work, and steps need the others.
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        self._connection = Connection(ours.detach())
+        self._stats = psutil.Process(self._process.pid)
+        self._ready = False
+        self.alive = True
+
+    def wait_ready(self, closed: threading.Event) -> None:
+        """Waits until the child has imported its libraries. Raises EOFError if it dies."""
+        end = time.monotonic() + _START_SECONDS
+        while not self._ready:
+            if closed.is_set() or time.monotonic() > end:
+                raise EOFError
+            if self._connection.poll(_WATCH_SECONDS):
+                self._connection.recv_bytes()
+                self._ready = True
+
+    def send(self, job: tuple[object, ...]) -> None:
+        """Sends a job. Raises OSError if the child is dead."""
+        self._connection.send(job)
+
+    def poll(self, seconds: float) -> bool:
+        """Whether something can be read within the time, the end of the stream included."""
+        return self._connection.poll(seconds)
+
+    def receive(self) -> bytes:
+        """The next message. Raises EOFError if the child is dead."""
+        return self._connection.recv_bytes()
+
+    def memory(self) -> int:
+        """Resident bytes; 0 once it is dead."""
+        try:
+            return int(self._stats.memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    def kill(self, why: str) -> int:
+        """Ends the process; returns its exit status."""
+        self.alive = False
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        status = self._process.wait()
+        self._connection.close()
+        metrics.COMPILE_CHILDREN_ENDED.labels(why).inc()
+        return status

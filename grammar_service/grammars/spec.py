@@ -1,0 +1,82 @@
+"""Grammar specs: what is compiled, in a canonical form, and its id.
+
+The id is a hash of the canonical spec, its options, the tokenizer id and the backend's version, so
+that two replicas name the same grammar alike.
+"""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, NoReturn
+
+from engine_client.spec import GrammarSpec, GrammarType
+from grammar_service.errors import Invalid
+
+MAX_WHITESPACE = 1000
+
+_JSON_TYPES = {GrammarType.JSON_SCHEMA, GrammarType.STRUCTURAL_TAG}
+
+
+def grammar_id(spec: GrammarSpec, tokenizer_id: str, backend: str, version: str) -> str:
+    """The id of a canonical spec's grammar, for a tokenizer and a backend of that version."""
+    # What was asked for doesn't matter, only what was picked.
+    spec = dataclasses.replace(spec, backend="")
+    parts = [*dataclasses.astuple(spec), tokenizer_id, backend, version]
+    text = json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"gra-{digest[:32]}"
+
+
+def canonical(spec: GrammarSpec, max_bytes: int) -> GrammarSpec:
+    """The spec in its canonical form: JSON is parsed and written compactly, key order kept.
+
+    Raises Invalid with SPEC_TOO_LARGE or SPEC_INVALID.
+    """
+    size = sum(len(text.encode("utf-8", "replace")) for text in (spec.source, *spec.choices))
+    if size > max_bytes:
+        raise Invalid(
+            "SPEC_TOO_LARGE", f"the spec has {size} bytes; allowed are {max_bytes} (max_spec_bytes)"
+        )
+    if not 0 <= spec.max_whitespace <= MAX_WHITESPACE:
+        raise Invalid("SPEC_INVALID", f"max_whitespace is 0 to {MAX_WHITESPACE}")
+    _check_parts(spec)
+    if spec.type in _JSON_TYPES:
+        value = parse_json(spec.source)
+        if not isinstance(value, dict | bool):
+            raise Invalid(
+                "SPEC_INVALID", f"a {spec.type} is a JSON object, not {spec.source[:40]!r}"
+            )
+        spec = dataclasses.replace(spec, source=dump_json(value))
+    return spec
+
+
+def _check_parts(spec: GrammarSpec) -> None:
+    takes_choices = spec.type is GrammarType.CHOICE
+    takes_source = spec.type not in (GrammarType.CHOICE, GrammarType.JSON_OBJECT)
+    if bool(spec.choices) != takes_choices or bool(spec.source) != takes_source:
+        wants = "choices" if takes_choices else "a source" if takes_source else "no source"
+        raise Invalid("SPEC_INVALID", f"a spec of type {spec.type} takes {wants}")
+    if "" in spec.choices:
+        raise Invalid("SPEC_INVALID", "a choice is empty; leave it out or use a regex")
+
+
+def parse_json(text: str) -> Any:
+    """Parses strict JSON: no NaN, no deep nesting. Raises Invalid with SPEC_INVALID."""
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        raise Invalid("SPEC_TOO_LARGE", "the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise Invalid("SPEC_INVALID", f"the source is no JSON: {error}") from None
+
+
+def dump_json(value: Any) -> str:
+    """Writes JSON compactly, keys in their order."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        raise Invalid("SPEC_TOO_LARGE", "the JSON is nested too deeply") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not in JSON")

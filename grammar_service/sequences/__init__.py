@@ -1,0 +1,1 @@
+"""Sequences: their histories, the cache of their matchers, and the step itself."""

@@ -1,0 +1,1 @@
+"""The gRPC server: handlers that translate and delegate, and what starts and stops them."""

@@ -1,0 +1,126 @@
+"""Puts the service together, starts it and stops it."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from engine_client.vocabulary import Vocabulary
+from engine_client.wire import (
+    grammars_pb2,
+    grammars_pb2_grpc,
+    sequences_pb2,
+    sequences_pb2_grpc,
+    tokenizers_pb2,
+    tokenizers_pb2_grpc,
+)
+from grammar_service.backends import create
+from grammar_service.grammars.catalog import Catalog
+from grammar_service.grammars.children import CompileChildren
+from grammar_service.grammars.tokenizers import Tokenizers
+from grammar_service.sequences.stepper import Stepper
+from grammar_service.server.address import bind
+from grammar_service.server.grammars import GrammarService, TokenizerService
+from grammar_service.server.log import logger
+from grammar_service.server.sequences import SequenceService
+from grammar_service.server.streams import Streams
+from grammar_service.settings import ServiceSettings
+
+_OTHER_CALLS = 32
+"""Threads beyond those of streams and compiles: health, uploads, forks, closes, unary steps."""
+_SERVICES = tuple(
+    file.services_by_name[name].full_name
+    for file, name in (
+        (tokenizers_pb2.DESCRIPTOR, "TokenizerService"),
+        (grammars_pb2.DESCRIPTOR, "GrammarService"),
+        (sequences_pb2.DESCRIPTOR, "SequenceService"),
+    )
+)
+
+
+class GrammarServer:
+    """A grammar service in this process. Raises OSError or ValueError if it can't listen."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._settings = settings
+        self._stopping = threading.Event()
+        backend = create("xgrammar", settings.step_threads)
+        self._children = CompileChildren(
+            settings.compile_workers,
+            settings.compile_seconds,
+            settings.compile_memory_bytes,
+            settings.compile_queue,
+        )
+        self._tokenizers = Tokenizers(settings.max_tokenizers)
+        catalog = Catalog(backend, self._children, settings.grammar_cache_bytes)
+        self._stepper = Stepper(
+            catalog,
+            backend,
+            settings.max_sequences,
+            settings.idle_seconds,
+            settings.matcher_cache_bytes,
+        )
+        self._streams = Streams(settings.max_streams)
+        threads = settings.max_streams + settings.compile_queue + _OTHER_CALLS
+        self._server = grpc.server(
+            ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
+            options=[
+                # A leftover server must not share the port in silence.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", settings.max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+            ],
+            maximum_concurrent_rpcs=threads,
+        )
+        self._health = health.HealthServicer()
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        tokenizers_pb2_grpc.add_TokenizerServiceServicer_to_server(
+            TokenizerService(self._tokenizers, settings), self._server
+        )
+        grammars_pb2_grpc.add_GrammarServiceServicer_to_server(
+            GrammarService(self._tokenizers, catalog, settings), self._server
+        )
+        sequences_pb2_grpc.add_SequenceServiceServicer_to_server(
+            SequenceService(self._stepper, settings, self._streams), self._server
+        )
+        reflection.enable_server_reflection(
+            (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        )
+        try:
+            self.target = bind(self._server, settings)
+        except BaseException:
+            self._children.close()
+            raise
+
+    def start(self) -> None:
+        """Registers the settings' tokenizers, and serves. Raises ValueError for a bad path."""
+        for path in self._settings.tokenizers:
+            vocabulary = Vocabulary.from_path(path)
+            self._tokenizers.add(vocabulary)
+            logger().info("tokenizer registered", path=str(path), tokenizer=vocabulary.id)
+        if self._settings.metrics_port:
+            start_http_server(self._settings.metrics_port, addr="127.0.0.1")
+        self._server.start()
+        threading.Thread(target=self._expire, name="expiry", daemon=True).start()
+        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    def stop(self) -> None:
+        """Drains: health says NOT_SERVING, streams end after their step, calls get the grace."""
+        self._stopping.set()
+        self._health.enter_graceful_shutdown()
+        self._streams.drain()
+        self._server.stop(self._settings.grace_seconds).wait()
+        self._children.close()
+
+    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", *_SERVICES):
+            self._health.set(name, status)
+
+    def _expire(self) -> None:
+        period = min(self._settings.idle_seconds / 4, 30.0)
+        while not self._stopping.wait(period):
+            self._stepper.expire()

@@ -1,0 +1,52 @@
+"""Refusals as gRPC statuses: a code, and google.rpc.ErrorInfo with the reason."""
+
+from typing import NoReturn
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.rpc.code_pb2 import Code
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
+
+from grammar_service.errors import (
+    DeadlineExceeded,
+    Exhausted,
+    Internal,
+    Invalid,
+    NotFound,
+    ServiceError,
+    Unavailable,
+)
+
+DOMAIN = "grammar.v1"
+
+_CODES: dict[type[ServiceError], int] = {
+    Invalid: Code.INVALID_ARGUMENT,
+    NotFound: Code.NOT_FOUND,
+    Exhausted: Code.RESOURCE_EXHAUSTED,
+    DeadlineExceeded: Code.DEADLINE_EXCEEDED,
+    Unavailable: Code.UNAVAILABLE,
+    Internal: Code.INTERNAL,
+}
+
+
+def code_of(error: ServiceError) -> int:
+    """The google.rpc.Code of a refusal."""
+    return _CODES[type(error)]
+
+
+def abort(context: grpc.ServicerContext, error: ServiceError) -> NoReturn:
+    """Ends the call with the refusal."""
+    details = [Any()]
+    details[0].Pack(ErrorInfo(reason=error.reason, domain=DOMAIN))
+    if error.unenforced:
+        violations = [
+            BadRequest.FieldViolation(field=item.pointer, description=item.keyword)
+            for item in error.unenforced
+        ]
+        details.append(Any())
+        details[-1].Pack(BadRequest(field_violations=violations))
+    status = Status(code=code_of(error), message=error.message, details=details)
+    context.abort_with_status(rpc_status.to_status(status))
+    raise AssertionError("abort_with_status raises")

@@ -1,0 +1,1 @@
+"""Where sequences are kept. `memory` holds them in this process."""

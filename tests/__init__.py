@@ -1,0 +1,1 @@
+"""Tests; `support` has what they share."""
