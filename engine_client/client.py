@@ -25,7 +25,7 @@ from engine_client.errors import (
 )
 from engine_client.fallback import Fallback
 from engine_client.session import PendingStep, Session
-from engine_client.spec import GrammarSpec, GrammarType
+from engine_client.spec import GrammarSpec
 from engine_client.stats import Stats
 from engine_client.stream import StepStream
 from engine_client.types import Grammar, Policy, Row, StepResult
@@ -37,7 +37,6 @@ from engine_client.wire.tokenizers_pb2_grpc import TokenizerServiceStub
 
 _CHUNK = 8192
 """Tokens a message of an upload: about 70 kB."""
-_TYPES = {kind: grammars_pb2.GrammarType.Value(f"GRAMMAR_TYPE_{kind.name}") for kind in GrammarType}
 _RETRIES = {
     "methodConfig": [
         {
@@ -292,7 +291,7 @@ class GrammarClient:
                 self.register_tokenizer(vocabulary)
         raise Unreachable("the service forgets the tokenizer as fast as it is registered")
 
-    def _count_dropped(self, call: grpc.Future) -> None:
+    def _count_dropped(self, call: "grpc.Future[sequences_pb2.CloseSequencesResponse]") -> None:
         with contextlib.suppress(grpc.FutureCancelledError):
             if call.exception() is not None:
                 self._stats.add("dropped_calls")
@@ -348,13 +347,11 @@ def _upload(vocabulary: Vocabulary) -> Iterator[tokenizers_pb2.RegisterTokenizer
 
 
 def _wire_spec(spec: GrammarSpec) -> grammars_pb2.GrammarSpec:
-    backend = "UNSPECIFIED" if spec.backend == "auto" else spec.backend.upper()
-    try:
-        wire_backend = grammars_pb2.Backend.Value(f"BACKEND_{backend}")
-    except ValueError:
-        raise UsageError(f"no backend is called {spec.backend!r}") from None
+    backend = f"BACKEND_{'UNSPECIFIED' if spec.backend == 'auto' else spec.backend.upper()}"
+    if backend not in grammars_pb2.Backend.keys():  # noqa: SIM118 - not a dict
+        raise UsageError(f"no backend is called {spec.backend!r}")
     return grammars_pb2.GrammarSpec(
-        type=_TYPES[spec.type],
+        type=f"GRAMMAR_TYPE_{spec.type.name}",
         source=spec.source,
         choices=spec.choices,
         options=grammars_pb2.GrammarOptions(
@@ -362,5 +359,5 @@ def _wire_spec(spec: GrammarSpec) -> grammars_pb2.GrammarSpec:
             close_objects=spec.close_objects,
             allow_unenforced=spec.allow_unenforced,
         ),
-        backend=wire_backend,
+        backend=backend,
     )

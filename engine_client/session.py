@@ -307,7 +307,7 @@ class Session:
         self._take_masks(step, indices, response)
         notes = {note.index: note for note in response.notes}
         legal = response.legal_drafts
-        missing: dict[int, tuple[int, int]] = {}
+        missing: dict[int, tuple[pb.Outcome, int]] = {}
         for entry, (index, outcome) in enumerate(zip(indices, response.outcomes, strict=True)):
             note = notes.get(entry)
             if outcome in _HEALED:
@@ -328,7 +328,7 @@ class Session:
         step.notes[index] = Note(note.reason, note.message, note.rewound, accepted, note.ignored)
 
     def _heal(
-        self, step: PendingStep, missing: dict[int, tuple[int, int]], deadline: float
+        self, step: PendingStep, missing: dict[int, tuple[pb.Outcome, int]], deadline: float
     ) -> None:
         """Sends rows again: the rest of the history, the opening, or the grammar before them."""
         positions = {}

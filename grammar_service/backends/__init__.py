@@ -2,6 +2,8 @@
 
 from grammar_service.backends.base import Backend
 
+__all__ = ["NAMES", "Backend", "create"]
+
 NAMES = ("xgrammar",)
 
 

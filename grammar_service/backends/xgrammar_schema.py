@@ -130,7 +130,7 @@ def _matches(pattern: str, name: str) -> bool:
 def _typed(node: dict[str, Any], keyword: str) -> bool:
     """Whether all values of an enum have a type that the schema names beside it."""
     kind = node.get("type")
-    kinds = set(kind) if isinstance(kind, list) else {kind}
+    kinds: set[Any] = set(kind) if isinstance(kind, list) else {kind}
     if "number" in kinds:
         kinds.add("integer")
     values = [node["const"]] if keyword == "const" else node["enum"]
@@ -146,7 +146,7 @@ def _disjoint(branches: Any) -> bool:
     seen: set[str] = set()
     for branch in branches:
         kind = branch.get("type") if isinstance(branch, dict) else None
-        kinds = set(kind) if isinstance(kind, list) else {kind}
+        kinds: set[Any] = set(kind) if isinstance(kind, list) else {kind}
         if kinds & {"number", "integer"}:
             kinds |= {"number", "integer"}
         if kind is None or kinds & seen:

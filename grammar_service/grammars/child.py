@@ -55,8 +55,8 @@ def main() -> None:
             header = {"reason": error.reason, "message": error.message}
             connection.send_bytes(json.dumps(header).encode())
             continue
-        header = {"compile_ms": (time.perf_counter() - started) * 1000}
-        connection.send_bytes(json.dumps(header).encode())
+        answer = {"compile_ms": (time.perf_counter() - started) * 1000}
+        connection.send_bytes(json.dumps(answer).encode())
         connection.send_bytes(artifact)
 
 

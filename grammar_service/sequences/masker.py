@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from grammar_service import metrics
@@ -84,8 +85,8 @@ class Masker:
                 self._fill_alone(chain, masks)
         # Backends leave the bits past the width as the buffer had them.
         out[indices, -1] &= tail_word(width)
-        nonzero = out[_span(indices)].any(axis=1)
-        if not nonzero.all():
+        nonzero = np.any(out[_span(indices)], axis=1).tolist()
+        if not all(nonzero):
             for chain, some in zip(filling, nonzero, strict=True):
                 if not some and not chain.dead:
                     _bury(chain, "DEAD_END", "no token of this vocabulary continues the grammar")

@@ -63,16 +63,16 @@ class Stepper:
             max_sequences, idle_seconds, self._make, self._ended
         )
 
-    def step(self, rows: Seq[Row], masks_for: Callable[[int], torch.Tensor]) -> bool:
-        """Steps the rows and fills their masks; False when none of them has a mask.
+    def step(self, rows: Seq[Row], masks_for: Callable[[int], torch.Tensor]) -> None:
+        """Steps the rows and fills their masks.
 
-        `masks_for(words)` gives the int32[n, words] that the rows' mask rows lie in; what it raises
-        ends the step before any sequence was touched.
+        `masks_for(words)` gives the int32[n, words] that the rows' mask rows lie in. It isn't
+        called when no row has a mask; what it raises ends the step before it touches a sequence.
         """
         sequences = self._resolve(rows)
         if not sequences:
             _count(rows)
-            return False
+            return
         width = sequences[0].grammar.vocabulary.width
         masks = masks_for(words_for(width))
         with _locked(sequences):
@@ -90,7 +90,6 @@ class Stepper:
             finally:
                 self._matchers.used(sequences)
         _count(rows)
-        return True
 
     def fork(self, forks: Seq[Fork]) -> list[Outcome]:
         """Copies sequences; all sources are read before any target is written."""

@@ -1,7 +1,8 @@
 """The columns of a step on the wire, to rows and back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import cast
 
 from engine_client.wire import sequences_pb2 as pb
 from grammar_service.errors import Exhausted, Invalid
@@ -86,9 +87,14 @@ def read_rows(
     return rows, total
 
 
+def wire_outcomes(outcomes: Iterable[Outcome]) -> "list[pb.Outcome]":
+    """Outcomes in the contract's type; the numbers are the same."""
+    return cast("list[pb.Outcome]", list(outcomes))
+
+
 def write_rows(rows: Sequence[Row]) -> pb.StepResponse:
     """The answer to a step, without its masks."""
-    response = pb.StepResponse(outcomes=[row.outcome for row in rows])
+    response = pb.StepResponse(outcomes=wire_outcomes(row.outcome for row in rows))
     if any(row.drafts for row in rows):
         response.legal_drafts.extend([row.legal_drafts for row in rows])
     for index, row in enumerate(rows):

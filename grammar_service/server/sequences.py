@@ -13,7 +13,7 @@ from grammar_service import metrics
 from grammar_service.errors import Exhausted, Internal, ServiceError, Unavailable
 from grammar_service.masks.regions import Regions
 from grammar_service.sequences.stepper import Fork, Stepper
-from grammar_service.server.columns import Bindings, read_rows, write_rows
+from grammar_service.server.columns import Bindings, read_rows, wire_outcomes, write_rows
 from grammar_service.server.log import logger
 from grammar_service.server.status import abort, code_of
 from grammar_service.server.streams import Streams
@@ -67,7 +67,7 @@ class SequenceService(SequenceServiceServicer):
             Fork(f.source_id, f.target_id, f.position if f.HasField("position") else None)
             for f in request.forks
         ]
-        return pb.ForkSequencesResponse(outcomes=[*self._stepper.fork(forks)])
+        return pb.ForkSequencesResponse(outcomes=wire_outcomes(self._stepper.fork(forks)))
 
     def CloseSequences(
         self, request: pb.CloseSequencesRequest, context: grpc.ServicerContext
@@ -96,7 +96,7 @@ class SequenceService(SequenceServiceServicer):
             sequence_id=request.sequence_id,
             opening=opening,
             tokens=state.tokens,
-            outcome=state.outcome,
+            outcome=wire_outcomes([state.outcome])[0],
             message=state.message,
             idle_seconds=state.idle_seconds,
         )
@@ -138,11 +138,14 @@ class SequenceService(SequenceServiceServicer):
         rows, count = read_rows(request, bindings, self._settings)
         if not request.HasField("region"):
             buffer: list[torch.Tensor] = []
-            masked = self._stepper.step(
-                rows, lambda words: buffer.append(self._buffer(count, words)) or buffer[0]
-            )
+
+            def buffered(words: int) -> torch.Tensor:
+                buffer.append(self._buffer(count, words))
+                return buffer[0]
+
+            self._stepper.step(rows, buffered)
             response = write_rows(rows)
-            if masked:
+            if buffer:
                 response.masks = buffer[0].numpy().tobytes()
             return response
         region = request.region

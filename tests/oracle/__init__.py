@@ -1,0 +1,1 @@
+"""The law, tested: every mask equals that of a plain matcher that replayed the same tokens."""
