@@ -40,6 +40,7 @@ _HEALED = {
 }
 
 _KNOWN = {*_HEALED, *Outcome}
+_MASKED = {Outcome.OK, Outcome.COMPLETE, Outcome.TERMINATED, Outcome.REJECTED}
 
 _log = logging.getLogger("engine_client")
 
@@ -302,8 +303,8 @@ class Session:
         self, step: PendingStep, indices: list[int], response: pb.StepResponse, deadline: float
     ) -> None:
         """Settles rows, and sends those again that miss something."""
-        if step.region is not None:
-            step.region.unlink()  # the service has it mapped by now
+        if step.region is not None and any(o in _MASKED for o in response.outcomes):
+            step.region.unlink()  # the service has it mapped, which takes a row with a mask
         self._take_masks(step, indices, response)
         notes = {note.index: note for note in response.notes}
         legal = response.legal_drafts

@@ -1,0 +1,320 @@
+"""The client against a service that is well, slow, frozen, gone, restarted or out of its mind."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+
+import engine_client
+from engine_client import (
+    Grammar,
+    GrammarClient,
+    GrammarSpec,
+    Outcome,
+    Policy,
+    Refused,
+    Row,
+    Unreachable,
+    UsageError,
+)
+from engine_client.wire import sequences_pb2 as pb
+from engine_client.wire.sequences_pb2_grpc import (
+    SequenceServiceServicer,
+    add_SequenceServiceServicer_to_server,
+)
+from tests.support import ServiceProcess, allowed, running_service, toy
+
+VOCABULARY = toy(["{", "}", '"a"', ":", "1", " ", "x", "<eos>"], stop=[7], width=40)
+SPEC = GrammarSpec.json_schema(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    },
+    max_whitespace=0,
+)
+EVERYTHING = list(range(8))
+
+
+@pytest.fixture
+def grammar(client: GrammarClient) -> Grammar:
+    return client.compile(SPEC, VOCABULARY)
+
+
+def test_the_public_names_are_sorted_and_there() -> None:
+    assert engine_client.__all__ == sorted(engine_client.__all__)
+    assert all(hasattr(engine_client, name) for name in engine_client.__all__)
+
+
+def test_two_steps_in_flight_have_masks_of_their_own(
+    client: GrammarClient, grammar: Grammar, new_id: Callable[[], str]
+) -> None:
+    one, other = new_id(), new_id()
+    first = client.submit([Row(one, grammar, [])])
+    second = client.submit([Row(other, grammar, [0])])
+    first_masks = client.collect(first)
+    second_masks = client.collect(second)
+    assert allowed(first_masks.mask(0)) == [0]
+    assert allowed(second_masks.mask(0)) == [2]
+
+
+def test_a_third_step_in_flight_is_refused_and_dropped_ones_dont_count(
+    client: GrammarClient, grammar: Grammar, new_id: Callable[[], str]
+) -> None:
+    rows = [Row(new_id(), grammar, [])]
+    steps = [client.submit(rows), client.submit(rows)]
+    with pytest.raises(UsageError, match="collect one"):
+        client.submit(rows)
+    steps.clear()
+    assert allowed(client.step(rows).mask(0)) == [0]
+
+
+def test_a_batch_that_grows_gets_a_larger_region(
+    client: GrammarClient, grammar: Grammar, new_id: Callable[[], str]
+) -> None:
+    ids = [new_id() for _ in range(200)]
+    for count in (1, 20, 200, 3):
+        result = client.step([Row(name, grammar, [0], drafts=[2, 3]) for name in ids[:count]])
+        assert [allowed(mask) for mask in result.masks[-3:]] == [[2], [3], [4]]
+        assert list(result.legal_drafts) == [2] * count
+    assert client.stats.snapshot()["regions_made"] == 3
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (lambda g: Row("r", g, [0], position=2), "position 2"),
+        (lambda g: Row("r", g, [0], position=-1), "position -1"),
+        (lambda g: Row("r", g, [1 << 40]), "32-bit"),
+        (lambda g: Row("r", g, ["x"]), "32-bit"),
+        (lambda g: Row("r", g, [], drafts=[None]), "32-bit"),
+    ],
+)
+def test_misuse_is_told_at_submit_and_the_next_step_works(
+    client: GrammarClient,
+    grammar: Grammar,
+    new_id: Callable[[], str],
+    row: Callable[[Grammar], Row],
+    message: str,
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        client.submit([row(grammar)])
+    assert client.step([Row(new_id(), grammar, [])]).outcomes == [Outcome.OK]
+
+
+def test_rows_of_two_widths_are_refused(client: GrammarClient, grammar: Grammar) -> None:
+    other = client.compile(SPEC, toy(["{", "}", '"a"', ":", "1", "<eos>"], stop=[5], width=500))
+    with pytest.raises(UsageError, match="one mask width"):
+        client.submit([Row("a", grammar, []), Row("b", other, [])])
+    assert allowed(client.step([Row("b", other, [0])]).mask(0)) == [2]
+    assert allowed(client.step([Row("a", grammar, [0])]).mask(0)) == [2]
+
+
+def test_no_rows_is_a_step_without_masks(client: GrammarClient) -> None:
+    result = client.step([])
+    assert result.outcomes == []
+    assert result.masks.shape[0] == 0
+
+
+def test_a_step_is_collected_once(client: GrammarClient, grammar: Grammar) -> None:
+    step = client.submit([Row("once", grammar, [])])
+    client.collect(step)
+    with pytest.raises(UsageError, match="once"):
+        client.collect(step)
+
+
+def test_every_thread_has_a_stream_of_its_own(
+    client: GrammarClient, grammar: Grammar, new_id: Callable[[], str]
+) -> None:
+    """Two threads that step one sequence at once, as tensor-parallel ranks do."""
+    name, histories = new_id(), [[], [0], [0, 2], [0, 2, 3], [0, 2, 3, 4]]
+    wanted = [[0], [2], [3], [4], [1, 4]]
+    seen: list[list[list[int]]] = []
+
+    def rank() -> None:
+        seen.append([allowed(client.step([Row(name, grammar, h)]).mask(0)) for h in histories])
+
+    threads = [threading.Thread(target=rank) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert seen == [wanted] * 4
+    assert client.stats.snapshot()["connects"] == 4
+
+
+def test_a_refused_spec_has_a_reason(client: GrammarClient) -> None:
+    with pytest.raises(Refused) as refused:
+        client.compile(GrammarSpec.json_schema({"type": "array", "uniqueItems": True}), VOCABULARY)
+    assert refused.value.reason == "SPEC_UNENFORCED"
+    assert refused.value.unenforced == (("", "uniqueItems"),)
+
+
+def test_unusable_region_directories_fall_back_to_inline(
+    service: ServiceProcess, tmp_path: Path, new_id: Callable[[], str]
+) -> None:
+    """A directory that the service doesn't have, and one that isn't there."""
+    for directory in (tmp_path, tmp_path / "missing"):
+        with GrammarClient(service.target, region_dir=directory) as client:
+            grammar = client.compile(SPEC, VOCABULARY)
+            for _ in range(3):
+                result = client.step([Row(new_id(), grammar, [0])])
+                assert allowed(result.mask(0)) == [2]
+            assert client.stats.snapshot()["regions_given_up"] == 1
+            assert list(tmp_path.iterdir()) == []
+
+
+def test_regions_leave_nothing_behind(service: ServiceProcess, new_id: Callable[[], str]) -> None:
+    with service.client() as client:
+        grammar = client.compile(SPEC, VOCABULARY)
+        client.step([Row(new_id(), grammar, [])])
+        assert not [f for f in os.listdir(service.region_dir) if f.endswith(".masks")]
+
+
+def policies(
+    client: GrammarClient, grammar: Grammar, name: str
+) -> dict[Policy, tuple[object, ...]]:
+    """What a step gives under each policy, with the service gone."""
+    rows = [
+        Row(f"{name}-{policy.value}", grammar, [0, 2], 1, [3, 6], policy=policy)
+        for policy in Policy
+    ]
+    result = client.step(rows)
+    return {
+        policy: (
+            result.outcomes[index],
+            result.notes[index].reason,
+            result.legal_drafts[index],
+            [allowed(result.masks[result.mask_rows[index] + i]) for i in range(3)],
+        )
+        for index, policy in enumerate(Policy)
+    }
+
+
+GONE = {
+    Policy.FAIL: (Outcome.FAILED, "SERVICE_UNREACHABLE", 0, [[7], [7], [7]]),
+    Policy.IN_PROCESS: (Outcome.OK, "SERVICE_UNREACHABLE", 1, [[3], [4], [4]]),
+    Policy.UNCONSTRAINED: (Outcome.OK, "SERVICE_UNREACHABLE", 2, [EVERYTHING] * 3),
+}
+
+
+def test_a_service_that_is_gone_a_row_goes_by_its_policy() -> None:
+    with running_service() as service:
+        client = service.client(step_timeout=0.5, policy=Policy.IN_PROCESS, cool_down=60)
+        grammar = client.compile(SPEC, VOCABULARY)
+        assert client.step([Row("before", grammar, [0])]).outcomes == [Outcome.OK]
+        service.kill()
+        started = time.monotonic()
+        assert policies(client, grammar, "gone") == GONE
+        assert time.monotonic() - started < 5
+        # From now on steps aren't even sent, so that the engine isn't held at each of them.
+        assert policies(client, grammar, "still") == GONE
+        counts = client.stats.snapshot()
+        assert counts["timeouts"] == 1
+        assert counts["skipped"] == 1
+        assert counts["policy_in_process"] == 2
+        assert client.fork("before", ["after"]) is False
+        client.close_sequences(["before"])
+        with pytest.raises(Unreachable):
+            GrammarClient(service.target, timeout=0.3).compile(SPEC, VOCABULARY)
+        client.close()
+
+
+def test_a_frozen_service_is_met_by_the_deadline_and_is_used_again_after_it() -> None:
+    with running_service() as service:
+        client = service.client(step_timeout=0.5, cool_down=0)
+        grammar = client.compile(SPEC, VOCABULARY)
+        before = client.step([Row("frozen", grammar, [0])])
+        assert allowed(before.mask(0)) == [2]
+        service.signal(signal.SIGSTOP)
+        try:
+            in_flight = client.submit([Row("frozen", grammar, [0, 2], 1)])
+            late = client.collect(in_flight)
+            assert late.outcomes == [Outcome.FAILED]
+            assert allowed(late.mask(0)) == [7]
+        finally:
+            service.signal(signal.SIGCONT)
+        # What the thawed service writes late goes to a region that nobody reads.
+        for _ in range(20):
+            after = client.step([Row("frozen", grammar, [0, 2], 1)])
+            if after.outcomes == [Outcome.OK]:
+                break
+        assert allowed(after.mask(0)) == [3]
+        assert allowed(late.mask(0)) == [7]
+        assert client.stats.snapshot()["regions_abandoned"] >= 1
+        client.close()
+
+
+def test_a_restarted_service_is_healed_within_a_step() -> None:
+    with running_service() as service:
+        client = service.client(step_timeout=60)
+        grammar = client.compile(SPEC, VOCABULARY)
+        client.step([Row("restart", grammar, [0])])
+        service.kill()
+        service.launch()
+        result = client.step([Row("restart", grammar, [0, 2], 1)])
+        assert allowed(result.mask(0)) == [3]
+        counts = client.stats.snapshot()
+        assert counts["connects"] == 2
+        assert counts["healed_unknown_grammar"] == 1
+        assert "regions_given_up" not in counts
+        service.wait_ready()
+        client.close()
+
+
+class Nonsense(SequenceServiceServicer):
+    """A peer that speaks the protocol and makes no sense."""
+
+    def __init__(self, answers: list[pb.StepStreamResponse]) -> None:
+        self._answers = answers
+
+    def StepStream(
+        self, request_iterator: Iterator[pb.StepStreamRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.StepStreamResponse]:
+        for _ in request_iterator:
+            yield from self._answers
+
+
+def _answer(step: int = 1, **fields: object) -> pb.StepStreamResponse:
+    return pb.StepStreamResponse(step=step, response=pb.StepResponse(**fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [_answer(outcomes=[])],
+        [_answer(outcomes=[1, 1], masks=bytes(16))],
+        [_answer(outcomes=[77], masks=bytes(8))],
+        [_answer(outcomes=[1], masks=bytes(3))],
+        [_answer(outcomes=[1], legal_drafts=[1, 2, 3], masks=bytes(8))],
+        [_answer(outcomes=[1], notes=[pb.RowNote(index=9)], masks=bytes(8))],
+        [_answer(step=5, outcomes=[1], masks=bytes(8))],
+        [pb.StepStreamResponse(step=1)],
+        [_answer(outcomes=[5])] * 50,
+        [],
+    ],
+    ids=["none", "many", "outcome", "masks", "drafts", "note", "step", "empty", "gaps", "silence"],
+)
+def test_an_answer_that_makes_no_sense_reaches_no_engine(
+    grammar: Grammar, tmp_path: Path, answers: list[pb.StepStreamResponse]
+) -> None:
+    target = f"unix:{tmp_path}/nonsense.sock"
+    server = grpc.server(futures.ThreadPoolExecutor(40))
+    add_SequenceServiceServicer_to_server(Nonsense(answers), server)
+    server.add_insecure_port(target)
+    server.start()
+    try:
+        with GrammarClient(target, step_timeout=1, cool_down=0) as client:
+            for _ in range(2):
+                result = client.step([Row("mad", grammar, [0])])
+                assert result.outcomes == [Outcome.FAILED]
+                assert allowed(result.mask(0)) == [7]
+    finally:
+        server.stop(None).wait()
