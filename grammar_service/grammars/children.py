@@ -91,20 +91,28 @@ class CompileChildren:
 
     def _watch(self) -> None:
         """One thread: owns one child at a time, and feeds it."""
-        child = _Child()
+        child: _Child | None = None
         try:
-            while (job := self._jobs.get()) is not None:
+            while not self._closed.is_set():
+                # Started ahead of the job: its imports take seconds.
+                child = child if child is not None and child.alive else _start()
+                job = self._jobs.get()
+                if job is None:
+                    return
+                child = child or _start()
                 try:
+                    if child is None:
+                        raise Internal("COMPILE_CRASHED", "no compile child can be started")
                     job.future.set_result(self._run(child, job))
                 except ServiceError as error:
                     job.future.set_exception(error)
                 except Exception as error:  # a fault of ours must not end the thread
-                    child.kill("error")
                     job.future.set_exception(Internal("COMPILE_CRASHED", repr(error)))
-                if not child.alive:
-                    child = _Child()
+                    if child is not None:
+                        child.kill("error")
         finally:
-            child.kill("closed")
+            if child is not None and child.alive:
+                child.kill("closed")
 
     def _run(self, child: "_Child", job: _Job) -> Artifact:
         try:
@@ -148,12 +156,21 @@ class CompileChildren:
         return answer
 
 
+def _start() -> "_Child | None":
+    """A new child; None if the system has no room for a process."""
+    try:
+        return _Child()
+    except OSError:
+        metrics.COMPILE_CHILDREN_ENDED.labels("not_started").inc()
+        return None
+
+
 class _Child:
     """One child process and the socket to it."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with ours, theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _MODULE, str(theirs.fileno()), ",".join(NAMES)],
                 stdin=subprocess.DEVNULL,
@@ -163,7 +180,7 @@ class _Child:
                 # One thread: a compile is one core's work, and steps need the others.
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        self._connection = Connection(ours.detach())
+            self._connection = Connection(ours.detach())
         self._stats = psutil.Process(self._process.pid)
         self._ready = False
         self.alive = True

@@ -1,0 +1,29 @@
+"""`python -m benchmarks NAME [--json]`: every figure is a ratio of ours and a peer in one run."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+
+from benchmarks import step
+
+BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {"step": step.run}
+
+
+def main() -> None:
+    """Runs the named benchmarks, or all; prints one JSON line each."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("name", nargs="*", choices=[*BENCHMARKS, []], help="default: all")
+    parser.add_argument("--json", action="store_true", help="one JSON line each, nothing else")
+    arguments = parser.parse_args()
+    for name in arguments.name or BENCHMARKS:
+        result = {"benchmark": name, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+        result |= BENCHMARKS[name]()
+        if arguments.json:
+            print(json.dumps(result), flush=True)
+        else:
+            print(json.dumps(result, indent=2), flush=True)
+
+
+if __name__ == "__main__":
+    main()
