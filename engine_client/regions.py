@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import os
 import uuid
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ class Region:
         finally:
             os.close(descriptor)
         self._words = torch.frombuffer(mapping, dtype=torch.int32)
+        weakref.finalize(self, self._path.unlink, missing_ok=True)
 
     def masks(self, part: int, rows: int) -> "torch.Tensor":
         """The first rows of a part: int32[rows, words], shared with the service."""

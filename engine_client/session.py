@@ -40,7 +40,7 @@ _HEALED = {
 }
 
 _KNOWN = {*_HEALED, *Outcome}
-_MASKED = {Outcome.OK, Outcome.COMPLETE, Outcome.TERMINATED, Outcome.REJECTED}
+_MASKED = {pb.OUTCOME_OK, pb.OUTCOME_COMPLETE, pb.OUTCOME_TERMINATED, pb.OUTCOME_REJECTED}
 
 _log = logging.getLogger("engine_client")
 
@@ -119,6 +119,8 @@ class Session:
         self._parts = itertools.cycle(range(PARTS))
         # Weak: a step that an engine drops and never collects must not count for ever.
         self._in_flight: list[weakref.ref[PendingStep]] = []
+        # The stream's threads would keep it open after the thread that stepped is gone.
+        self._end_stream: weakref.finalize[[], Session] | None = None
 
     def begin(self, rows: Sequence[Row]) -> PendingStep:
         """Lays a step out, without sending it. Raises UsageError."""
@@ -205,6 +207,9 @@ class Session:
             self._drop_regions()
         if self._stream is None:
             self._stream = self._connect()
+            if self._end_stream is not None:
+                self._end_stream.detach()
+            self._end_stream = weakref.finalize(self, self._stream.cancel)
             self._bound.clear()
             self._numbers = itertools.count()
             self._free.clear()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from grammar_service import metrics
-from grammar_service.backends import Backend
+from grammar_service.backends.base import Backend, Matcher
 from grammar_service.errors import Invalid, NotFound, ServiceError
 from grammar_service.grammars.catalog import Catalog
 from grammar_service.masks.layout import Row as MaskRow
@@ -217,9 +217,18 @@ class Stepper:
                 copy.terminated_at = NOT_TERMINATED
             if position == held:
                 copy.rejection = source.rejection
-                if source.matcher is not None:
-                    copy.matcher = self._backend.fork(source.matcher)
+                copy.matcher = self._forked(source)
             return Outcome.OK, copy
+
+    def _forked(self, source: Sequence) -> Matcher | None:
+        """A copy of the source's matcher; None is rebuilt by the first step."""
+        if source.matcher is None:
+            return None
+        try:
+            return self._backend.fork(source.matcher)
+        except Exception:
+            metrics.BACKEND_ERRORS.labels("fork").inc()
+            return None
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The client against a service that is well, slow, frozen, gone, restarted or out of its mind."""
 
+import gc
 import os
 import signal
 import threading
@@ -28,7 +29,7 @@ from engine_client.wire.sequences_pb2_grpc import (
     SequenceServiceServicer,
     add_SequenceServiceServicer_to_server,
 )
-from tests.support import ServiceProcess, allowed, running_service, toy
+from tests.support import ServiceProcess, allowed, running_service, toy, wait_until
 
 VOCABULARY = toy(["{", "}", '"a"', ":", "1", " ", "x", "<eos>"], stop=[7], width=40)
 SPEC = GrammarSpec.json_schema(
@@ -93,8 +94,8 @@ def test_a_batch_that_grows_gets_a_larger_region(
         (lambda g: Row("r", g, [0], position=2), "position 2"),
         (lambda g: Row("r", g, [0], position=-1), "position -1"),
         (lambda g: Row("r", g, [1 << 40]), "32-bit"),
-        (lambda g: Row("r", g, ["x"]), "32-bit"),
-        (lambda g: Row("r", g, [], drafts=[None]), "32-bit"),
+        (lambda g: Row("r", g, ["x"]),  # type: ignore[list-item] "32-bit"),
+        (lambda g: Row("r", g, [], drafts=[None]),  # type: ignore[list-item] "32-bit"),
     ],
 )
 def test_misuse_is_told_at_submit_and_the_next_step_works(
@@ -148,6 +149,21 @@ def test_every_thread_has_a_stream_of_its_own(
         thread.join(30)
     assert seen == [wanted] * 4
     assert client.stats.snapshot()["connects"] == 4
+
+
+def test_a_thread_that_ends_takes_its_stream_along(
+    client: GrammarClient, grammar: Grammar, new_id: Callable[[], str]
+) -> None:
+    def readers() -> int:
+        return sum(thread.name == "grammar-stream" for thread in threading.enumerate())
+
+    before = readers()
+    thread = threading.Thread(target=lambda: client.step([Row(new_id(), grammar, [])]))
+    thread.start()
+    thread.join(30)
+    del thread
+    gc.collect()
+    wait_until(lambda: readers() <= before)
 
 
 def test_a_refused_spec_has_a_reason(client: GrammarClient) -> None:
@@ -307,7 +323,7 @@ def test_an_answer_that_makes_no_sense_reaches_no_engine(
 ) -> None:
     target = f"unix:{tmp_path}/nonsense.sock"
     server = grpc.server(futures.ThreadPoolExecutor(40))
-    add_SequenceServiceServicer_to_server(Nonsense(answers), server)
+    add_SequenceServiceServicer_to_server(Nonsense(answers), server)  # type: ignore[abstract]
     server.add_insecure_port(target)
     server.start()
     try:
