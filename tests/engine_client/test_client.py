@@ -94,8 +94,8 @@ def test_a_batch_that_grows_gets_a_larger_region(
         (lambda g: Row("r", g, [0], position=2), "position 2"),
         (lambda g: Row("r", g, [0], position=-1), "position -1"),
         (lambda g: Row("r", g, [1 << 40]), "32-bit"),
-        (lambda g: Row("r", g, ["x"]),  # type: ignore[list-item] "32-bit"),
-        (lambda g: Row("r", g, [], drafts=[None]),  # type: ignore[list-item] "32-bit"),
+        (lambda g: Row("r", g, ["x"]), "32-bit"),  # type: ignore[list-item]
+        (lambda g: Row("r", g, [], drafts=[None]), "32-bit"),  # type: ignore[list-item]
     ],
 )
 def test_misuse_is_told_at_submit_and_the_next_step_works(
