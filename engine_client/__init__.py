@@ -23,7 +23,7 @@ from engine_client.errors import (
     Unreachable,
     UsageError,
 )
-from engine_client.session import PendingStep
+from engine_client.pending import PendingStep
 from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.stats import Stats
 from engine_client.types import Grammar, Note, Outcome, Policy, Row, StepResult

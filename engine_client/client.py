@@ -24,7 +24,8 @@ from engine_client.errors import (
     UsageError,
 )
 from engine_client.fallback import Fallback
-from engine_client.session import PendingStep, Session
+from engine_client.pending import PendingStep, Unanswered
+from engine_client.session import Session
 from engine_client.spec import GrammarSpec
 from engine_client.stats import Stats
 from engine_client.stream import StepStream
@@ -105,6 +106,7 @@ class GrammarClient:
         self._sequences = SequenceServiceStub(self._channel)
         self._stats = Stats()
         self._fallback = Fallback(policy, self._stats)
+        self._unanswered = Unanswered()
         self._local = threading.local()
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._sessions_lock = threading.Lock()
@@ -180,6 +182,7 @@ class GrammarClient:
         if step.stream is not None:
             self._receive(session, step)
         if step.unsettled():
+            self._unanswered.add(step)
             self._fallback.settle(step)
         self._fallback.close_failed(step)
         return StepResult(
@@ -213,11 +216,16 @@ class GrammarClient:
         """Frees sequences. Doesn't wait, and never raises: what is lost expires."""
         if not sequence_ids:
             return
+        self._unanswered.discard(sequence_ids)
         with self._sessions_lock:
             for session in self._sessions:
                 session.release(sequence_ids)
         request = sequences_pb2.CloseSequencesRequest(sequence_ids=sequence_ids)
-        call = self._sequences.CloseSequences.future(request, timeout=self._timeout)
+        try:
+            call = self._sequences.CloseSequences.future(request, timeout=self._timeout)
+        except ValueError:  # the client is closed
+            self._stats.add("dropped_calls")
+            return
         call.add_done_callback(self._count_dropped)
 
     def close(self) -> None:
@@ -258,7 +266,9 @@ class GrammarClient:
             raise UsageError("the client is closed")
         session: Session | None = getattr(self._local, "session", None)
         if session is None:
-            session = Session(self._connect, self._recompile, self._region_dir, self._stats)
+            session = Session(
+                self._connect, self._recompile, self._unanswered, self._region_dir, self._stats
+            )
             self._local.session = session
             with self._sessions_lock:
                 self._sessions.add(session)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine_client.session import PendingStep
+from engine_client.pending import PendingStep
 from engine_client.stats import Stats
 from engine_client.types import Grammar, Note, Outcome, Policy, Row
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _KEPT_GRAMMARS = 256
 _GONE = "SERVICE_UNREACHABLE"
+_NO_ANSWER = "the grammar service didn't answer within the deadline"
 _IN_PROCESS = "the service is gone; this row is masked in process"
 
 _log = logging.getLogger("engine_client")
@@ -58,17 +59,22 @@ class Fallback:
         for index in step.unsettled():
             row = step.rows[index]
             policy = row.policy or self._policy
+            message = _NO_ANSWER
             if policy is Policy.IN_PROCESS and not self._match(step, index):
                 policy = Policy.FAIL
+                message += (
+                    ", and its grammar has no matcher in this process: that takes xgrammar here, "
+                    "and a client whose own policy is IN_PROCESS"
+                )
             if policy is Policy.UNCONSTRAINED:
                 first = step.mask_rows[index]
-                everything = mask_of(range(_limit(row)), step)
+                everything = mask_of(range(row.grammar.token_limit), step)
                 step.writable()[first : first + 1 + len(row.drafts)] = everything
                 step.outcomes[index] = Outcome.OK
                 step.legal_drafts[index] = len(row.drafts)
-                step.notes[index] = Note(_GONE, "the service is gone; this row is unconstrained")
+                step.notes[index] = Note("UNCONSTRAINED", f"{_NO_ANSWER}: anything is allowed")
             if policy is Policy.FAIL:
-                step.fail(index, _GONE, "the grammar service didn't answer within the deadline")
+                step.fail(index, _GONE, message)
             self._stats.add(f"policy_{policy.value}")
 
     def close_failed(self, step: PendingStep) -> None:
@@ -99,7 +105,7 @@ def mask_of(token_ids: Iterable[int], step: PendingStep) -> "torch.Tensor":
     import torch
 
     bits = np.zeros(step.words * 32, dtype=np.uint8)
-    bits[[token_id for token_id in token_ids if token_id < len(bits)]] = 1
+    bits[list(token_ids)] = 1
     return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4").astype(np.int32))
 
 
@@ -121,7 +127,7 @@ def _match_row(step: PendingStep, index: int, compiled: Any) -> None:
     _fill(matcher, row, len(row.tokens), masks[0], step)
     for draft in row.drafts:
         position = len(row.tokens) + legal
-        if matcher.is_terminated() or not 0 <= draft < _limit(row):
+        if matcher.is_terminated() or not 0 <= draft < row.grammar.token_limit:
             break
         if position >= row.constraint_start and not matcher.accept_token(draft):
             break
@@ -137,18 +143,18 @@ def _replay(matcher: Any, row: Row) -> tuple[Outcome, Note]:
     for index, token in enumerate(row.tokens[start:], start):
         if matcher.is_terminated():
             ignored = len(row.tokens) - index
-            return Outcome.TERMINATED, Note(_GONE, _IN_PROCESS, ignored=ignored)
-        if not 0 <= token < _limit(row) or not matcher.accept_token(token):
+            return Outcome.TERMINATED, Note("IN_PROCESS", _IN_PROCESS, ignored=ignored)
+        if not 0 <= token < row.grammar.token_limit or not matcher.accept_token(token):
             why = f"the grammar doesn't allow token {token}"
             return Outcome.REJECTED, Note("TOKEN_ILLEGAL", why, accepted=index)
-    note = Note(_GONE, _IN_PROCESS)
+    note = Note("IN_PROCESS", _IN_PROCESS)
     return (Outcome.TERMINATED if matcher.is_terminated() else Outcome.OK), note
 
 
 def _fill(matcher: Any, row: Row, position: int, mask: "torch.Tensor", step: PendingStep) -> None:
     """The mask of the token at a position: int32[words]."""
     if position < row.constraint_start:
-        mask[:] = mask_of(range(_limit(row)), step)
+        mask[:] = mask_of(range(row.grammar.token_limit), step)
     elif matcher.is_terminated():
         mask[:] = mask_of(row.all_stop_tokens(), step)
     else:
@@ -156,8 +162,3 @@ def _fill(matcher: Any, row: Row, position: int, mask: "torch.Tensor", step: Pen
         used = row.grammar.vocabulary.width % 32
         if used:
             mask[-1] &= (1 << used) - 1
-
-
-def _limit(row: Row) -> int:
-    """Token ids at or past this can't be produced."""
-    return min(len(row.grammar.vocabulary.tokens), row.grammar.vocabulary.width)

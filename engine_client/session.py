@@ -15,19 +15,15 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine_client.errors import Refused, ServiceError, UsageError
+from engine_client.pending import PendingStep, Unanswered
 from engine_client.regions import PARTS, Region
 from engine_client.stats import Stats
-from engine_client.stream import Reply, StepStream
+from engine_client.stream import StepStream
 from engine_client.types import Grammar, Note, Outcome, Row
 from engine_client.wire import sequences_pb2 as pb
-
-if TYPE_CHECKING:
-    import torch
 
 _MAX_BOUND = 4096
 _ROUNDS = 8
@@ -45,55 +41,6 @@ _MASKED = {pb.OUTCOME_OK, pb.OUTCOME_COMPLETE, pb.OUTCOME_TERMINATED, pb.OUTCOME
 _log = logging.getLogger("engine_client")
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class PendingStep:
-    """A step that was submitted; give it to `collect` once."""
-
-    rows: Sequence[Row]
-    mask_rows: list[int]
-    total: int
-    """Mask rows of all rows."""
-    words: int
-    part: int
-    """Which part of the region it has."""
-    stream: StepStream | None = None
-    reply: Reply | None = None
-    region: Region | None = None
-    masks: "torch.Tensor | None" = None
-    outcomes: list[Outcome | None] = field(default_factory=list)
-    legal_drafts: list[int] = field(default_factory=list)
-    notes: dict[int, Note] = field(default_factory=dict)
-    collected: bool = False
-
-    def __post_init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Starts over: repeating a whole step is harmless, and simpler than keeping half of it."""
-        self.masks = None
-        self.outcomes = [None] * len(self.rows)
-        self.legal_drafts = [0] * len(self.rows)
-        self.notes = {}
-
-    def fail(self, index: int, reason: str, message: str) -> None:
-        """Settles a row as failed; its mask is filled in at the end."""
-        self.outcomes[index] = Outcome.FAILED
-        self.legal_drafts[index] = 0
-        self.notes[index] = Note(reason, message)
-
-    def writable(self) -> "torch.Tensor":
-        """The masks, made if there are none yet."""
-        import torch
-
-        if self.masks is None:
-            self.masks = torch.zeros((self.total, self.words), dtype=torch.int32)
-        return self.masks
-
-    def unsettled(self) -> list[int]:
-        """Indices of the rows without an outcome."""
-        return [index for index, outcome in enumerate(self.outcomes) if outcome is None]
-
-
 class Session:
     """One thread's way to the service. Not thread-safe, but for `release`."""
 
@@ -101,11 +48,13 @@ class Session:
         self,
         connect: Callable[[], StepStream],
         recompile: Callable[[Grammar, float], None],
+        unanswered: Unanswered,
         region_dir: Path | None,
         stats: Stats,
     ) -> None:
         self._connect = connect
         self._recompile = recompile
+        self._unanswered = unanswered
         self._region_dir = region_dir
         self._stats = stats
         self._stream: StepStream | None = None
@@ -146,8 +95,15 @@ class Session:
         step.forget()
         step.stream = self._ready_stream()
         step.region = self._region_for(step)
-        request = self._request(step, {i: row.position for i, row in enumerate(step.rows)})
-        step.reply = step.stream.send(request)
+        # On a stream that hasn't seen a sequence yet, another replica may answer, or one that came
+        # back: what it holds of the sequence, if anything, may be old.
+        positions = {
+            index: row.position
+            if row.sequence_id in self._bound and row.sequence_id not in self._unanswered
+            else 0
+            for index, row in enumerate(step.rows)
+        }
+        step.reply = step.stream.send(self._request(step, positions))
 
     def receive(self, step: PendingStep, deadline: float) -> bool:
         """Waits for the answer, and heals; False if some rows have none by time.monotonic()."""
@@ -313,11 +269,11 @@ class Session:
         self._take_masks(step, indices, response)
         notes = {note.index: note for note in response.notes}
         legal = response.legal_drafts
-        missing: dict[int, tuple[pb.Outcome, int]] = {}
+        missing: dict[int, pb.Outcome] = {}
         for entry, (index, outcome) in enumerate(zip(indices, response.outcomes, strict=True)):
             note = notes.get(entry)
             if outcome in _HEALED:
-                missing[index] = (outcome, note.history_length if note else 0)
+                missing[index] = outcome
                 continue
             step.outcomes[index] = Outcome(outcome)
             step.legal_drafts[index] = legal[entry] if legal else 0
@@ -325,6 +281,8 @@ class Session:
                 self._note(step, index, note)
         if missing:
             self._heal(step, missing, deadline)
+        else:
+            self._unanswered.discard(row.sequence_id for row in step.rows)
 
     def _note(self, step: PendingStep, index: int, note: pb.RowNote) -> None:
         if note.rewound:
@@ -333,33 +291,32 @@ class Session:
         accepted = note.history_length if rejected else 0
         step.notes[index] = Note(note.reason, note.message, note.rewound, accepted, note.ignored)
 
-    def _heal(
-        self, step: PendingStep, missing: dict[int, tuple[pb.Outcome, int]], deadline: float
-    ) -> None:
-        """Sends rows again: the rest of the history, the opening, or the grammar before them."""
-        positions = {}
-        for index, (outcome, held) in missing.items():
+    def _heal(self, step: PendingStep, missing: dict[int, pb.Outcome], deadline: float) -> None:
+        """Sends rows again with their whole history, their opening, and their grammar before them.
+
+        After a gap as well: what is held before it may be older than the row's position.
+        """
+        indices = []
+        for index, outcome in missing.items():
             self._stats.add(_HEALED[outcome])
             row = step.rows[index]
-            positions[index] = min(held, row.position)
-            if outcome == pb.OUTCOME_HISTORY_GAP:
-                continue
-            positions[index] = 0
-            self._free_row(row.sequence_id)  # bound again, with its opening
+            if outcome != pb.OUTCOME_HISTORY_GAP:
+                self._free_row(row.sequence_id)  # bound again, with its opening
             if outcome == pb.OUTCOME_UNKNOWN_GRAMMAR:
                 try:
                     self._recompile(row.grammar, deadline - time.monotonic())
                 except ServiceError as error:
                     reason = error.reason if isinstance(error, Refused) else "GRAMMAR_LOST"
                     step.fail(index, reason, f"its grammar can't be had again: {error}")
-                    del positions[index]
-        if not positions:
+                    continue
+            indices.append(index)
+        if not indices:
             return
         assert step.stream is not None
         try:
-            step.reply = step.stream.send(self._request(step, positions))
+            step.reply = step.stream.send(self._request(step, dict.fromkeys(indices, 0)))
         except UsageError as error:
-            for index in positions:
+            for index in indices:
                 step.fail(index, "TOKENS_INVALID", str(error))
 
     def _refused(self, step: PendingStep, indices: list[int], error: pb.StepError) -> None:

@@ -34,10 +34,11 @@ class Policy(Enum):
     FAIL = "fail"
     """The row fails: stop tokens only. The default."""
     IN_PROCESS = "in_process"
-    """A matcher in this process, rebuilt from the history, masks the row. Needs xgrammar here, and
-    compiles each spec here as well when it is compiled."""
+    """A matcher in this process, rebuilt from the history, masks the row; the note says IN_PROCESS.
+    Needs xgrammar here, and this policy at the client: its `compile` compiles here as well."""
     UNCONSTRAINED = "unconstrained"
-    """Everything is allowed; the outcome is OK, and the note says SERVICE_UNREACHABLE."""
+    """Everything is allowed; the outcome is OK, and the note says UNCONSTRAINED. Mind that xgrammar
+    0.2.9's CPU kernel writes past a row of such a mask where the width is no multiple of 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class Grammar:
         """32-bit words of a mask."""
         return (self.vocabulary.width + 31) // 32
 
+    @property
+    def token_limit(self) -> int:
+        """Token ids at or past this can't be produced, and are never allowed."""
+        return min(len(self.vocabulary.tokens), self.vocabulary.width)
+
 
 @dataclass(slots=True, eq=False)
 class Row:
@@ -67,8 +73,8 @@ class Row:
         grammar: Its grammar.
         tokens: The whole history after the prompt, a reference to the engine's own list: what is
             missing at the service is read from here.
-        position: Tokens before this index are the same as in the last step with this id. 0 sends
-            all of them, which is always right; len(tokens) - n sends the n new ones.
+        position: Tokens before this index are the same as in the last step that was submitted
+            with this id. 0 sends all, which is always right; len(tokens) - n sends the n new ones.
         drafts: A chain of draft tokens that would follow.
         stop_token_ids: Stop tokens of the model's configuration and the request, in addition to
             the vocabulary's.
@@ -86,8 +92,9 @@ class Row:
     policy: Policy | None = None
 
     def all_stop_tokens(self) -> list[int]:
-        """The vocabulary's stop tokens and the row's."""
-        return sorted({*self.grammar.vocabulary.stop_token_ids, *self.stop_token_ids})
+        """The vocabulary's stop tokens and the row's, those that can be produced."""
+        stops = {*self.grammar.vocabulary.stop_token_ids, *self.stop_token_ids}
+        return sorted(token for token in stops if 0 <= token < self.grammar.token_limit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,8 @@ class Stepper:
         grammar = self._catalog.pin(opening.grammar_id)
         try:
             vocabulary = grammar.vocabulary
-            stop_tokens = _stop_tokens(opening, vocabulary.stop_token_ids, vocabulary.width)
+            limit = min(vocabulary.width, len(vocabulary.tokens))
+            stop_tokens = _stop_tokens(opening, vocabulary.stop_token_ids, limit)
         except ServiceError:
             self._catalog.unpin(grammar)
             raise
@@ -245,7 +246,7 @@ def _locked(sequences: Seq[Sequence]) -> Iterator[None]:
             sequence.lock.release()
 
 
-def _stop_tokens(opening: Opening, own: tuple[int, ...], width: int) -> tuple[int, ...]:
+def _stop_tokens(opening: Opening, own: tuple[int, ...], limit: int) -> tuple[int, ...]:
     if len(opening.stop_token_ids) > _MAX_STOP_TOKENS:
         raise Invalid("STOP_TOKENS_INVALID", f"at most {_MAX_STOP_TOKENS} stop tokens")
     stop_tokens = tuple(sorted({*own, *opening.stop_token_ids}))
@@ -254,9 +255,10 @@ def _stop_tokens(opening: Opening, own: tuple[int, ...], width: int) -> tuple[in
             "STOP_TOKENS_INVALID",
             "neither the tokenizer nor the opening has a stop token; give stop_token_ids",
         )
-    if stop_tokens[-1] >= width:
+    if stop_tokens[-1] >= limit:
         raise Invalid(
-            "STOP_TOKENS_INVALID", f"stop token {stop_tokens[-1]} is past the width of {width}"
+            "STOP_TOKENS_INVALID",
+            f"stop token {stop_tokens[-1]} can't be produced: ids are below {limit}",
         )
     return stop_tokens
 

@@ -216,8 +216,8 @@ def policies(
 
 GONE = {
     Policy.FAIL: (Outcome.FAILED, "SERVICE_UNREACHABLE", 0, [[7], [7], [7]]),
-    Policy.IN_PROCESS: (Outcome.OK, "SERVICE_UNREACHABLE", 1, [[3], [4], [4]]),
-    Policy.UNCONSTRAINED: (Outcome.OK, "SERVICE_UNREACHABLE", 2, [EVERYTHING] * 3),
+    Policy.IN_PROCESS: (Outcome.OK, "IN_PROCESS", 1, [[3], [4], [4]]),
+    Policy.UNCONSTRAINED: (Outcome.OK, "UNCONSTRAINED", 2, [EVERYTHING] * 3),
 }
 
 
@@ -266,6 +266,31 @@ def test_a_frozen_service_is_met_by_the_deadline_and_is_used_again_after_it() ->
         assert allowed(late.mask(0)) == [7]
         assert client.stats.snapshot()["regions_abandoned"] >= 1
         client.close()
+
+
+def test_a_rewind_that_the_service_never_saw_is_not_counted_on() -> None:
+    """The position counts on the step before; where that one was lost, all tokens are sent."""
+    tokens = toy(["a", "b", "c", "x", "y", "<eos>"], stop=[5])
+    with running_service() as service, service.client(step_timeout=0.5, cool_down=1) as client:
+        grammar = client.compile(GrammarSpec.regex("ac{4}x|bc{4}y"), tokens)
+        client.step([Row("lost", grammar, [0, 2, 2])])
+        service.signal(signal.SIGSTOP)
+        try:
+            assert client.step([Row("lost", grammar, [0, 2, 2], 3)]).outcomes == [Outcome.FAILED]
+            assert client.step([Row("lost", grammar, [1, 2, 2])]).outcomes == [Outcome.FAILED]
+        finally:
+            service.signal(signal.SIGCONT)
+        wait_until(lambda: client.step([Row("other", grammar, [])]).outcomes == [Outcome.OK])
+        client.step([Row("lost", grammar, [1, 2, 2, 2], 3)])
+        result = client.step([Row("lost", grammar, [1, 2, 2, 2, 2], 4)])
+        assert allowed(result.mask(0)) == [4]
+        assert client.stats.snapshot()["skipped"] >= 1
+
+
+def test_closing_what_a_closed_client_knew_is_quiet(service: ServiceProcess) -> None:
+    client = service.client()
+    client.close()
+    client.close_sequences(["late"])
 
 
 def test_a_restarted_service_is_healed_within_a_step() -> None:
