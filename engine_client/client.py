@@ -285,9 +285,12 @@ class GrammarClient:
     def _compile(
         self, spec: GrammarSpec, vocabulary: Vocabulary, seconds: float
     ) -> grammars_pb2.CompileGrammarResponse:
-        request = grammars_pb2.CompileGrammarRequest(
-            tokenizer_id=vocabulary.id, spec=_wire_spec(spec)
-        )
+        try:
+            request = grammars_pb2.CompileGrammarRequest(
+                tokenizer_id=vocabulary.id, spec=_wire_spec(spec)
+            )
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the spec can't be sent: {error}") from None
         end = time.monotonic() + seconds
         for _ in range(2):
             try:
@@ -319,7 +322,10 @@ def _errors() -> Iterator[None]:
 
 
 def _error(error: Any) -> ClientError:
-    status = rpc_status.from_call(error)
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # details that don't fit the status: a proxy's, or cut short
+        status = None
     reason, unenforced = "", []
     for detail in status.details if status is not None else ():
         if detail.Is(ErrorInfo.DESCRIPTOR):

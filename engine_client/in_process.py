@@ -10,6 +10,10 @@ What it does beyond calling the library, each measured with xgrammar 0.2.9:
 - Special tokens are entries without bytes, so that no text rule matches them. Such entries can't be
   named either, so a spec that names tokens gets another TokenizerInfo, where they are the byte
   0xFF, which no text has. In that one only, free text between triggered tags may hold them.
+- A start rule that refers to itself gives masks that lack legal tokens, so an EBNF grammar gets a
+  start of its own, and a schema that refers to its root has the root among its definitions.
+- One compiler serves a vocabulary: what it keeps of earlier grammars' rules makes a compile of a
+  small schema 1.4 ms instead of 14.
 - Bits past the width in a mask's last word stay as the buffer had them; callers clear them.
 """
 
@@ -29,17 +33,19 @@ _TOKEN_FORMAT = re.compile(
 )
 _TOKEN_KEYS = {"token", "exclude_tokens", "trigger_tokens"}
 _NO_TEXT = b"\xff"
+_START = "__start"
+_COMPILER_BYTES = 64 << 20
 
+_compilers: WeakKeyDictionary[Vocabulary, dict[bool, xgrammar.GrammarCompiler]] = (
+    WeakKeyDictionary()
+)
 _infos: WeakKeyDictionary[Vocabulary, dict[bool, xgrammar.TokenizerInfo]] = WeakKeyDictionary()
 
 
 def compile_spec(spec: GrammarSpec, vocabulary: Vocabulary) -> xgrammar.CompiledGrammar:
     """Compiles a spec on this thread. Raises ValueError with the library's reason."""
-    compiler = xgrammar.GrammarCompiler(
-        tokenizer_info(spec, vocabulary), max_threads=1, cache_enabled=False
-    )
     try:
-        return _compile(compiler, spec, vocabulary)
+        return _compile(_compiler(spec, vocabulary), spec, vocabulary)
     # The library's errors have no base class of their own. Whatever it raises, this spec did it.
     except Exception as error:
         raise ValueError(_message(error)) from None
@@ -60,6 +66,16 @@ def tokenizer_info(spec: GrammarSpec, vocabulary: Vocabulary) -> xgrammar.Tokeni
     return infos[named]
 
 
+def _compiler(spec: GrammarSpec, vocabulary: Vocabulary) -> xgrammar.GrammarCompiler:
+    named = _names_tokens(spec)
+    compilers = _compilers.setdefault(vocabulary, {})
+    if named not in compilers:
+        compilers[named] = xgrammar.GrammarCompiler(
+            tokenizer_info(spec, vocabulary), max_threads=1, cache_limit_bytes=_COMPILER_BYTES
+        )
+    return compilers[named]
+
+
 def _names_tokens(spec: GrammarSpec) -> bool:
     if spec.type is GrammarType.EBNF:
         return bool(_TOKEN_RULE.search(spec.source))
@@ -71,7 +87,7 @@ def _compile(
 ) -> xgrammar.CompiledGrammar:
     match spec.type:
         case GrammarType.JSON_SCHEMA:
-            return _compile_schema(compiler, spec.source, spec)
+            return _compile_schema(compiler, _without_root_reference(spec.source), spec)
         case GrammarType.JSON_OBJECT:
             return _compile_schema(compiler, '{"type":"object"}', spec)
         case GrammarType.REGEX:
@@ -80,7 +96,10 @@ def _compile(
             rules = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in spec.choices)
             return compiler.compile_grammar(f"root ::= {rules}")
         case GrammarType.EBNF:
-            return compiler.compile_grammar(spec.source)
+            # A newline first: the source may end in a comment.
+            return compiler.compile_grammar(
+                f"{spec.source}\n{_START} ::= root\n", root_rule_name=_START
+            )
         case GrammarType.STRUCTURAL_TAG:
             tag = _bind_tag(json.loads(spec.source), spec, vocabulary)
             return compiler.compile_structural_tag(json.dumps(tag, ensure_ascii=False))
@@ -96,6 +115,26 @@ def _compile_schema(
     return compiler.compile_json_schema(
         schema, max_whitespace_cnt=spec.max_whitespace, strict_mode=spec.close_objects
     )
+
+
+def _without_root_reference(source: str) -> str:
+    """A schema that means the same, without a `$ref` to its root."""
+    if '"$ref":"#"' not in source:
+        return source
+    return json.dumps({"$ref": "#/$defs/root", "$defs": {"root": _moved(json.loads(source))}})
+
+
+def _moved(node: Any) -> Any:
+    """A schema whose own references are those of a schema that moved into /$defs/root."""
+    if isinstance(node, list):
+        return [_moved(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    moved = {key: _moved(value) for key, value in node.items()}
+    reference = node.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = f"#/$defs/root{reference[1:]}"
+    return moved
 
 
 def _bind_tag(node: Any, spec: GrammarSpec, vocabulary: Vocabulary) -> Any:

@@ -1,10 +1,13 @@
 """`grammar-service`: serve, health, check, tokenizer."""
 
+import contextlib
 import json
+import os
 import signal
 import sys
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import grpc
 from pydantic import BaseModel, Field, ValidationError
@@ -103,6 +106,43 @@ class Tokenizer(BaseModel):
             raise SystemExit(1)
 
 
+class Check(BaseModel):
+    """Check which texts a grammar admits, case by case; prints a JSON line a case.
+
+    A case is a JSON line: {"id", "spec": {"type", "source", "options"?}, "texts": [...]}.
+    """
+
+    tokenizer: Path = Field(description="Hugging Face tokenizer directory or tokenizer.json file.")
+    cases: Path = Field(description="File of cases, one a line; - is standard input.")
+    width: int | None = Field(None, gt=0, description="Columns of the model's logits.")
+    timeout: float = Field(60.0, gt=0, description="Seconds that the steps of a case may take.")
+    jobs: int = Field(
+        min(os.cpu_count() or 2, 16),
+        gt=0,
+        description="Compiles at once, each in a child process of about 350 MB.",
+    )
+
+    def cli_cmd(self) -> None:
+        """Prints the reports in the order of the cases."""
+        from grammar_service.check.process import CheckError
+        from grammar_service.check.supervisor import check
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+        try:
+            with contextlib.ExitStack() as stack:
+                lines: BinaryIO = sys.stdin.buffer
+                if self.cases != Path("-"):
+                    lines = stack.enter_context(self.cases.open("rb"))
+                output = sys.stdout.buffer
+                check(self.tokenizer, self.width, lines, output, self.timeout, self.jobs)
+        except BrokenPipeError:  # whoever reads the reports has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(1) from None
+        except (OSError, CheckError) as error:
+            raise SystemExit(f"grammar-service: {error}") from None
+
+
 class Cli(BaseSettings):
     """Grammar state for LLM serving, as a service."""
 
@@ -117,6 +157,7 @@ class Cli(BaseSettings):
     serve: CliSubCommand[Serve]
     health: CliSubCommand[Health]
     tokenizer: CliSubCommand[Tokenizer]
+    check: CliSubCommand[Check]
 
     def cli_cmd(self) -> None:
         """Runs the subcommand."""

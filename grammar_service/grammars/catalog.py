@@ -120,10 +120,10 @@ class Catalog:
         unenforced = tuple(backend.unenforced(spec))
         if unenforced and not spec.allow_unenforced:
             named = ", ".join(f"{item.keyword} at {item.pointer or '/'}" for item in unenforced[:5])
+            more = f" and {len(unenforced) - 5} more" if len(unenforced) > 5 else ""
             raise Invalid(
                 "SPEC_UNENFORCED",
-                f"{backend.name} doesn't enforce {named}"
-                f"{' and more' if len(unenforced) > 5 else ''}; drop them from the schema, or set "
+                f"{backend.name} doesn't enforce {named}{more}; drop them from the schema, or set "
                 "allow_unenforced and check the output yourself",
                 unenforced,
             )

@@ -12,10 +12,10 @@ import sys
 import time
 from collections import OrderedDict
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
-from engine_client.vocabulary import Vocabulary
-from grammar_service.backends import create
-from grammar_service.errors import Invalid
+if TYPE_CHECKING:
+    from engine_client.vocabulary import Vocabulary
 
 _KEPT_VOCABULARIES = 4
 _PR_SET_PDEATHSIG = 1
@@ -28,6 +28,10 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_PRIORITY)
+    # After that, since they take seconds, in which the parent may die.
+    from grammar_service.backends import create
+    from grammar_service.errors import Invalid
+
     connection = Connection(int(sys.argv[1]))
     backends = {name: create(name, threads=1) for name in sys.argv[2].split(",")}
     vocabularies: OrderedDict[str, Vocabulary] = OrderedDict()

@@ -7,13 +7,19 @@ that two replicas name the same grammar alike.
 import dataclasses
 import hashlib
 import json
+import re
 from typing import Any, NoReturn
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
 
 from engine_client.spec import GrammarSpec, GrammarType
 from grammar_service.errors import Invalid
 
 MAX_WHITESPACE = 1000
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _JSON_TYPES = {GrammarType.JSON_SCHEMA, GrammarType.STRUCTURAL_TAG}
 
 
@@ -46,7 +52,12 @@ def canonical(spec: GrammarSpec, max_bytes: int) -> GrammarSpec:
             raise Invalid(
                 "SPEC_INVALID", f"a {spec.type} is a JSON object, not {spec.source[:40]!r}"
             )
-        spec = dataclasses.replace(spec, source=dump_json(value))
+        if spec.type is GrammarType.JSON_SCHEMA:
+            _check_schema(value)
+        source = dump_json(value)
+        if _SURROGATE.search(source):
+            raise Invalid("SPEC_INVALID", "the JSON has a lone surrogate, which is no character")
+        spec = dataclasses.replace(spec, source=source)
     return spec
 
 
@@ -58,6 +69,18 @@ def _check_parts(spec: GrammarSpec) -> None:
         raise Invalid("SPEC_INVALID", f"a spec of type {spec.type} takes {wants}")
     if "" in spec.choices:
         raise Invalid("SPEC_INVALID", "a choice is empty; leave it out or use a regex")
+
+
+def _check_schema(schema: Any) -> None:
+    """Checks a schema against its dialect's meta-schema; 2020-12 unless it names another."""
+    try:
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except SchemaError as error:
+        pointer = "".join(f"/{part}" for part in error.absolute_path)
+        message = f"not a JSON schema: {error.message[:300]} (at {pointer or 'its root'})"
+        raise Invalid("SPEC_INVALID", message) from None
+    except RecursionError:
+        raise Invalid("SPEC_TOO_LARGE", "the schema is nested too deeply") from None
 
 
 def parse_json(text: str) -> Any:

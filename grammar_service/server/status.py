@@ -20,6 +20,8 @@ from grammar_service.errors import (
 )
 
 DOMAIN = "grammar.v1"
+_MAX_VIOLATIONS_BYTES = 4096
+"""Details travel in trailing metadata, of which gRPC takes 8 kB in all. The message counts them."""
 
 _CODES: dict[type[ServiceError], int] = {
     Invalid: Code.INVALID_ARGUMENT,
@@ -41,10 +43,14 @@ def abort(context: grpc.ServicerContext, error: ServiceError) -> NoReturn:
     details = [Any()]
     details[0].Pack(ErrorInfo(reason=error.reason, domain=DOMAIN))
     if error.unenforced:
-        violations = [
-            BadRequest.FieldViolation(field=item.pointer, description=item.keyword)
-            for item in error.unenforced
-        ]
+        violations, size = [], 0
+        for item in error.unenforced:
+            size += len(item.pointer.encode()) + len(item.keyword.encode()) + 8
+            if size > _MAX_VIOLATIONS_BYTES:
+                break
+            violations.append(
+                BadRequest.FieldViolation(field=item.pointer, description=item.keyword)
+            )
         details.append(Any())
         details[-1].Pack(BadRequest(field_violations=violations))
     status = Status(code=code_of(error), message=error.message, details=details)

@@ -76,7 +76,7 @@ def cases() -> list[Case]:
     """A grammar of each kind."""
     plain, named = _compiler(special=b""), _compiler(special=b"\xff")
     regex = "(ab|\u00e9)+[0-9]{1,4}"
-    ebnf = f'root ::= ([a-z]* Token({THINK}))? "yes" ("," root)?'
+    ebnf = f'root ::= item\nitem ::= ([a-z]* Token({THINK}))? "yes" ("," item)?'
     return [
         Case(
             GrammarSpec.json_schema(_SCHEMA),
