@@ -7,17 +7,23 @@ from typing import Any
 from grammar_service.grammars.schema import regex_sets
 from grammar_service.grammars.schema.conjunction import for_name
 from grammar_service.grammars.schema.modern import Modern, Node, Schema, key_of
-from grammar_service.grammars.schema.types import meet, possible, reference_name
+from grammar_service.grammars.schema.types import ALL, meet, possible, reference_name
 
 _DEPTH = 8
 """How far the properties of properties are looked at."""
 
 
-def exclusive(first: Schema, second: Schema, modern: Modern, depth: int = _DEPTH) -> bool:
-    """Whether no value is accepted by both."""
+def exclusive(
+    first: Schema,
+    second: Schema,
+    modern: Modern,
+    depth: int = _DEPTH,
+    within: frozenset[str] = ALL,
+) -> bool:
+    """Whether no value is accepted by both; no value of the types within which is asked."""
     if isinstance(first, bool) or isinstance(second, bool):
         return first is False or second is False
-    types = meet(possible(first, modern), possible(second, modern))
+    types = meet(within, meet(possible(first, modern), possible(second, modern)))
     if not types:
         return True
     if depth == 0:

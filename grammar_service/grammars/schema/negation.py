@@ -12,8 +12,8 @@ from grammar_service.grammars.schema.types import ALL, declared, type_of
 MAX_BRANCHES = 64
 
 
-_NOTHING = (ORIGIN, "format", "then", "else", "minContains", "maxContains")
-"""Annotations, and what is negated with its companion."""
+_NOTHING = (ORIGIN, "then", "else", "minContains", "maxContains")
+"""What asserts nothing, or is negated with its companion."""
 
 
 class TooMany(Exception):

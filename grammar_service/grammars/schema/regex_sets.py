@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 _parser: Any = re._parser  # type: ignore[attr-defined]
-_MAX_STATES = 4_000
+_MAX_STATES = 40_000
 _MAX_PAIRS = 20_000
 _LAST = 0x10FFFF
 

@@ -34,6 +34,9 @@ from grammar_service.grammars.schema.types import (
 
 MAX_STEPS = 20_000
 """Conjunctions in one schema; past it nothing more is merged."""
+MAX_COPIED = 20_000
+"""Bytes of siblings that are copied into the branches of an anyOf."""
+_OBJECT = {"properties", "patternProperties", "additionalProperties", "required"}
 _PLAIN_FORMS = (
     ("unevaluatedProperties", "additionalProperties"),
     ("unevaluatedItems", "items"),
@@ -230,23 +233,43 @@ class Simplifier:
     def _one_of(self, node: Node) -> list[Schema]:
         """The branches as those of an anyOf: each without what the others accept too."""
         branches = [branch for branch in node["oneOf"] if branch is not False]
+        # What the siblings allow decides which complements are left to be said.
+        siblings = {k: v for k, v in node.items() if k not in APPLICATORS}
         frame: Node = {k: node[k] for k in (ORIGIN, "type", "enum") if k in node}
+        pieces = self._pieces(branches, frame)
+        if not all(map(is_whole, pieces)):
+            pieces = self._pieces(branches, siblings)
+        return pieces
+
+    def _pieces(self, branches: list[Schema], frame: Node) -> list[Schema]:
         result: list[Schema] = []
         for i, branch in enumerate(branches):
-            overlapping = [
-                other
-                for j, other in enumerate(branches)
-                if i != j and not exclusive(branch, other, self._modern)
-            ]
-            pieces = [self._both(frame, branch)] if overlapping else [branch]
-            for other in overlapping:
+            pieces = [branch]
+            for j, other in enumerate(branches):
+                shared = frozenset() if i == j else self._shared(branch, other, declared(frame))
+                if not shared:
+                    continue
+                # The rest of the other branch has nothing in common with this one.
+                other = self._both(with_types({ORIGIN: frame.get(ORIGIN, "")}, shared), other)
                 complement = self._negated(other)
+                if pieces[0] is branch:
+                    pieces = [self._both(frame, branch)]
                 pieces = [self._both(piece, part) for piece in pieces for part in complement]
                 pieces = [piece for piece in pieces if piece is not False]
                 if len(pieces) + len(result) > MAX_BRANCHES:
                     raise TooMany
+                if not pieces:
+                    break
             result += pieces
         return result
+
+    def _shared(self, first: Schema, second: Schema, types: frozenset[str]) -> frozenset[str]:
+        """The types of which a value could be accepted by both."""
+        return frozenset(
+            kind
+            for kind in types
+            if not exclusive(first, second, self._modern, within=frozenset([kind]))
+        )
 
     def _tidy(self, node: Node) -> Schema:
         """The local rewrites of a node whose children are simple."""
@@ -260,6 +283,13 @@ class Simplifier:
         new = _satisfiable(new)
         if isinstance(new, bool):
             return new
+        _drop_counts(new)
+        pure = [part for part in new.get("allOf", ()) if part.keys() <= {ORIGIN, "anyOf"}]
+        if pure and "anyOf" not in new:
+            new["anyOf"] = pure[0]["anyOf"]
+            new["allOf"] = [part for part in new["allOf"] if part is not pure[0]]
+            if not new["allOf"]:
+                del new["allOf"]
         if "anyOf" in new:
             return self._branches(new)
         return new if new.keys() - {ORIGIN} else True
@@ -280,6 +310,13 @@ class Simplifier:
             return self._tidy(rest)
         if not found:
             return False
+        if _OBJECT & rest.keys() and any(_OBJECT & part.keys() for part in found):
+            # Merged here rather than by the backends, which can't do so with all references.
+            if len(found) * len(key_of(_without_origin(rest))) <= MAX_COPIED:
+                found = [part for part in (self._both(rest, part) for part in found) if part]
+                rest = {key: value for key, value in rest.items() if key in (ORIGIN, "type")}
+                if not found:
+                    return False
         if len(found) == 1:
             return self._both(rest, found[0]) if rest.keys() - {ORIGIN} else found[0]
         implied = frozenset().union(*(possible(branch, self._modern) for branch in found))
@@ -311,6 +348,15 @@ def _without_origin(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_origin(inner) for key, inner in value.items() if key != ORIGIN}
     return [_without_origin(item) for item in value] if isinstance(value, list) else value
+
+
+def _drop_counts(node: Node) -> None:
+    """Takes away counts of properties that hold anyway."""
+    if node.get("minProperties", 0) <= len(set(node.get("required", ()))):
+        node.pop("minProperties", None)
+    closed = node.get("additionalProperties", True) is False and "patternProperties" not in node
+    if closed and node.get("maxProperties", 0) >= len(node.get("properties", {})):
+        node.pop("maxProperties", None)
 
 
 def _satisfiable(node: Node) -> Schema:
