@@ -8,26 +8,55 @@ llguidance 1.9.1
 - Keys of additional properties may be spelled with escapes, and so a declared key in disguise
   (`"\\u0061"` for `"a"`) would be taken as an additional one. Keys of patternProperties have one
   spelling, so additional properties become those of the pattern that matches every name.
-- Declared keys come in one order. Where `required` has another order than `properties`, both that
-  and "required ones first" are allowed.
+- Declared keys come in one order, and those of patternProperties in any, after them. So each object
+  has two ways: the keys in the order of `properties`; or first the required ones, as `required` has
+  them, then all others in any order, each as a pattern of its one name. In the second way an
+  optional key may come twice, with a value that its schema allows each time; a closed object has no
+  more keys than names, so that a model can't repeat them without end.
 """
 
 import json
+import re
+from enum import Enum
 from typing import Any
 
+from grammar_service.grammars.schema import regex_sets
 from grammar_service.grammars.schema.modern import APPLICATORS, Node
 from grammar_service.grammars.schema.walk import escape
 
 LLGUIDANCE_FORMATS = frozenset({
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 })  # fmt: skip
+_MOST_NAMES = 500
+_PLAIN_NAME = re.compile(r"^[^\x00-\x1f\x7f]{1,64}$")
+"""Names that fit into an expression; it is as deep as they are long."""
 _HOISTED = 60
 """Bytes of a property's schema from which on it becomes a definition rather than a copy."""
 
 
-def form(schema: Any, backend: str) -> Any:
-    """What a library is given for a rewritten schema."""
-    return _Llguidance().form(schema) if backend == "llguidance" else schema
+def forms(schema: Any, backend: str, any_order: bool = True) -> list[Any]:
+    """What a library is given for a rewritten schema: the first of these that it doesn't refuse.
+
+    Args:
+        schema: The schema, rewritten.
+        backend: The library's name.
+        any_order: Whether optional keys may come in any order where the library can do that. If
+            not, keys come in the order of `properties`, or the required ones first.
+    """
+    if backend != "llguidance":
+        return [schema]
+    # Where objects are to be intersected, llguidance can't have them as it can elsewhere.
+    ways = [_Orders.ANY, _Orders.TWO, _Orders.ONE]
+    found = [_Llguidance(way).form(schema) for way in (ways if any_order else ways[1:])]
+    return [item for i, item in enumerate(found) if item not in found[:i]]
+
+
+class _Orders(Enum):
+    """The ways in which keys may come."""
+
+    ANY = "two orders, and optional keys in any"
+    TWO = "the order of properties, and required keys first"
+    ONE = "the order of properties; additional keys may be spelled with escapes"
 
 
 def llguidance_overrides(max_whitespace: int) -> dict[str, Any]:
@@ -45,7 +74,8 @@ def llguidance_overrides(max_whitespace: int) -> dict[str, Any]:
 
 
 class _Llguidance:
-    def __init__(self) -> None:
+    def __init__(self, way: _Orders) -> None:
+        self._way = way
         self._definitions: dict[str, Any] = {}
         self._names: dict[str, str] = {}
 
@@ -68,6 +98,8 @@ class _Llguidance:
                 new[key] = {name: self._node(inner) for name, inner in value.items()}
             elif key != "format" or value in LLGUIDANCE_FORMATS:
                 new[key] = self._node(value)
+        if self._way is _Orders.ONE:
+            return new
         rest = new.get("additionalProperties", True)
         if "properties" in new and "patternProperties" not in new and rest is not False:
             new["patternProperties"] = {"": rest}
@@ -77,20 +109,31 @@ class _Llguidance:
     def _orders(self, node: Node) -> Node:
         """The node with its properties in either order."""
         properties, required = node.get("properties", {}), node.get("required", [])
+        optional = [name for name in properties if name not in required]
         if any(name not in properties for name in required):
             return node
-        if any(key in node for key in APPLICATORS):
-            return node
-        other = [*required, *(name for name in properties if name not in required)]
-        if other == list(properties):
+        if any(key in node for key in (*APPLICATORS, "minProperties", "maxProperties")):
             return node
         parts = {name: self._definition(value) for name, value in properties.items()}
-        beside = {key: value for key, value in node.items() if key != "$defs"}
-        orders = [
-            {**beside, "properties": {name: parts[name] for name in names}}
-            for names in (list(properties), other)
-        ]
-        return {key: value for key, value in node.items() if key == "$defs"} | {"anyOf": orders}
+        free = {**node, "properties": {name: parts[name] for name in required}}
+        if optional and self._way is _Orders.ANY:
+            patterns = _patterns(node, {name: parts[name] for name in optional})
+            if patterns is None:
+                return node
+            free["patternProperties"] = patterns
+            if "patternProperties" not in node:
+                free["maxProperties"] = len(properties)
+            if not required:
+                del free["properties"]
+        elif list(properties) == [*required, *optional]:
+            return node
+        else:
+            free["properties"] |= {name: parts[name] for name in optional}
+        free.pop("$defs", None)
+        ordered = {key: value for key, value in node.items() if key != "$defs"}
+        ordered["properties"] = parts
+        definitions = {"$defs": node["$defs"]} if "$defs" in node else {}
+        return {"anyOf": [ordered, free], **definitions}
 
     def _definition(self, schema: Any) -> Any:
         text = json.dumps(schema)
@@ -101,3 +144,42 @@ class _Llguidance:
             self._names[text] = f"part~{len(self._names)}"
             self._definitions[self._names[text]] = schema
         return {"$ref": f"#/$defs/{escape(self._names[text])}"}
+
+
+def _patterns(node: Node, optional: dict[str, Any]) -> dict[str, Any] | None:
+    """Optional properties as patterns of one name each, beside the node's own; None if it can't be.
+
+    Patterns have to be disjoint, so the one for all other names leaves out the declared ones.
+    """
+    names = list(node["properties"])
+    if len(names) > _MOST_NAMES or any(not _PLAIN_NAME.match(name) for name in names):
+        return None
+    patterns = {
+        f"^{_escaped(name)}$": schema for name, schema in optional.items() if schema is not False
+    }
+    for pattern, schema in node.get("patternProperties", {}).items():
+        if pattern == "":
+            patterns[f"^{_other_than(frozenset(names))}$"] = schema
+        elif all(regex_sets.disjoint(pattern, regex_sets.literal(name)) for name in names):
+            patterns[pattern] = schema
+        else:
+            return None
+    return patterns
+
+
+def _other_than(words: frozenset[str]) -> str:
+    """An expression for every text but some, which are none of them empty at the first call."""
+    if not words:
+        return "(?s:.*)"
+    starts: dict[str, set[str]] = {}
+    for word in words:
+        if word:
+            starts.setdefault(word[0], set()).add(word[1:])
+    branches = [_escaped(first) + _other_than(frozenset(starts[first])) for first in sorted(starts)]
+    others = "".join(map(_escaped, sorted(starts)))
+    branches.append(f"[^{others}](?s:.*)" if others else "(?s:.+)")
+    return f"(?:{'|'.join(branches)})" + ("" if "" in words else "?")
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"[][\\^$.|?*+(){}/&~#-]", r"\\\g<0>", text)

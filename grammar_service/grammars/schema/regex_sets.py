@@ -103,6 +103,7 @@ def _has(ranges: Ranges, character: int) -> bool:
     return any(low <= character <= high for low, high in ranges)
 
 
+@lru_cache(maxsize=256)
 def _automaton(pattern: str) -> tuple[_Automaton, int]:
     automaton = _Automaton()
     end = automaton.state()
