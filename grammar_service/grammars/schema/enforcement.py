@@ -17,6 +17,7 @@ from typing import Any
 
 from grammar_service.errors import Unenforced
 from grammar_service.grammars.schema import regex_sets
+from grammar_service.grammars.schema.formats import PATTERNS
 from grammar_service.grammars.schema.forms import LLGUIDANCE_FORMATS
 from grammar_service.grammars.schema.modern import KEYWORD_TYPE, Node
 from grammar_service.grammars.schema.rewrite import Rewritten
@@ -35,7 +36,7 @@ _CONDITIONAL = {
 }  # fmt: skip
 _ASSERTIONS = {*KEYWORD_TYPE, *_CONDITIONAL, "type", "enum", "$ref", "anyOf", "allOf"} - {"format"}
 _FORMATS = {
-    "llguidance": LLGUIDANCE_FORMATS,
+    "llguidance": LLGUIDANCE_FORMATS | PATTERNS.keys(),
     "xgrammar": LLGUIDANCE_FORMATS
     | {"uri-reference", "uri-template", "json-pointer", "relative-json-pointer"},
     # The rest is refused.

@@ -4,7 +4,8 @@ What is changed here is for the library's sake. The form accepts what the schema
 the order of keys, less.
 
 llguidance 1.9.1
-- A format that it doesn't know is an error there and an annotation here: it is left out.
+- A format that it doesn't know is an error there and an annotation here: it becomes a pattern where
+  `formats` has one, and is left out elsewhere.
 - Keys of additional properties may be spelled with escapes, and so a declared key in disguise
   (`"\\u0061"` for `"a"`) would be taken as an additional one. Keys of patternProperties have one
   spelling, so additional properties become those of the pattern that matches every name.
@@ -21,6 +22,7 @@ from enum import Enum
 from typing import Any
 
 from grammar_service.grammars.schema import regex_sets
+from grammar_service.grammars.schema.formats import PATTERNS
 from grammar_service.grammars.schema.modern import APPLICATORS, Node
 from grammar_service.grammars.schema.walk import escape
 
@@ -91,13 +93,18 @@ class _Llguidance:
         if not isinstance(schema, dict):
             return schema
         new: Node = {}
+        patterns: list[Node] = []
         for key, value in schema.items():
             if key in ("enum", "required"):
                 new[key] = value
             elif key in ("properties", "patternProperties", "$defs", "dependentSchemas"):
                 new[key] = {name: self._node(inner) for name, inner in value.items()}
+            elif key == "format" and value in PATTERNS:
+                patterns.append({"pattern": PATTERNS[value]})
             elif key != "format" or value in LLGUIDANCE_FORMATS:
                 new[key] = self._node(value)
+        if patterns:
+            new["allOf"] = [*new.get("allOf", []), *patterns]
         if self._way is _Orders.ONE:
             return new
         rest = new.get("additionalProperties", True)
@@ -108,7 +115,8 @@ class _Llguidance:
 
     def _orders(self, node: Node) -> Node:
         """The node with its properties in either order."""
-        properties, required = node.get("properties", {}), node.get("required", [])
+        properties = node.get("properties", {})
+        required = list(dict.fromkeys(node.get("required", [])))
         optional = [name for name in properties if name not in required]
         if any(name not in properties for name in required):
             return node

@@ -4,9 +4,11 @@
 together: definitions that are still referred to, objects closed if the caller wants it.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
+from grammar_service.grammars.schema.conjunction import conjoin, for_name
 from grammar_service.grammars.schema.modern import APPLICATORS, ORIGIN, Modern, Node, Schema
 from grammar_service.grammars.schema.simplify import Simplifier
 from grammar_service.grammars.schema.types import declared, reference_name
@@ -50,6 +52,8 @@ def rewrite(schema: Any, dialect: int, close_objects: bool = False) -> Rewritten
         if name not in definitions:
             definitions[name] = simplifier.simplify(modern.definitions[name])
             pending += _references(definitions[name])
+    root = _declared(root)
+    definitions = {name: _declared(node) for name, node in definitions.items()}
     if close_objects:
         root = _closed(root)
         definitions = {name: _closed(node) for name, node in definitions.items()}
@@ -62,6 +66,32 @@ def rewrite(schema: Any, dialect: int, close_objects: bool = False) -> Rewritten
 def _references(schema: Schema) -> list[str]:
     names = [reference_name(node) for _, node in subschemas(schema)]
     return [name for name in names if name is not None]
+
+
+def _declared(schema: Any) -> Any:
+    """The schema with every required name among the properties, in which libraries look for it."""
+    if isinstance(schema, list):
+        return [_declared(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    new: Node = {}
+    for key, value in schema.items():
+        if key in ("properties", "patternProperties", "dependentSchemas"):
+            new[key] = {name: _declared(inner) for name, inner in value.items()}
+        else:
+            new[key] = value if key in ("enum", "required") else _declared(value)
+    missing = [n for n in new.get("required", ()) if n not in new.get("properties", {})]
+    if missing and not any(key in new for key in APPLICATORS):
+        try:
+            named = {name: for_name(new, name, _both) for name in missing}
+        except re.error:
+            return new
+        new["properties"] = {**new.get("properties", {}), **named}
+    return new
+
+
+def _both(first: Schema, second: Schema) -> Schema:
+    return conjoin(first, second, _both)
 
 
 def _closed(schema: Any) -> Any:

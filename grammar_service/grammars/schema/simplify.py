@@ -310,7 +310,7 @@ class Simplifier:
             return self._tidy(rest)
         if not found:
             return False
-        if _OBJECT & rest.keys() and any(_OBJECT & part.keys() for part in found):
+        if (_OBJECT | {"type"}) & rest.keys() and any(_OBJECT & part.keys() for part in found):
             # Merged here rather than by the backends, which can't do so with all references.
             if len(found) * len(key_of(_without_origin(rest))) <= MAX_COPIED:
                 found = [part for part in (self._both(rest, part) for part in found) if part]
