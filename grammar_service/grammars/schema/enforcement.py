@@ -97,11 +97,10 @@ def _llguidance(node: Node) -> set[str]:
     found |= _irregular(node)
     optional = [name for name in node.get("properties", {}) if name not in node.get("required", ())]
     closed = node.get("additionalProperties", True) is False and "patternProperties" not in node
-    # It counts a key that is repeated twice, and counts only what isn't declared.
+    # It counts a key that is repeated twice, and only what isn't declared (for maxProperties,
+    # `forms` has a way around that, and the library refuses where it hasn't).
     if node.get("minProperties", 0) > 1 or ("minProperties" in node and optional and not closed):
         found.add("minProperties")
-    if "maxProperties" in node and optional:
-        found.add("maxProperties")
     return found
 
 

@@ -120,7 +120,7 @@ class _Llguidance:
         optional = [name for name in properties if name not in required]
         if any(name not in properties for name in required):
             return node
-        if any(key in node for key in (*APPLICATORS, "minProperties", "maxProperties")):
+        if any(key in node for key in (*APPLICATORS, "minProperties")):
             return node
         parts = {name: self._definition(value) for name, value in properties.items()}
         free = {**node, "properties": {name: parts[name] for name in required}}
@@ -130,13 +130,16 @@ class _Llguidance:
                 return node
             free["patternProperties"] = patterns
             if "patternProperties" not in node:
-                free["maxProperties"] = len(properties)
+                free["maxProperties"] = min(len(properties), node.get("maxProperties", _MOST_NAMES))
             if not required:
                 del free["properties"]
         elif list(properties) == [*required, *optional]:
             return node
         else:
             free["properties"] |= {name: parts[name] for name in optional}
+        if optional and "maxProperties" in node:
+            # Properties are only counted where those that are declared are all required.
+            return free
         free.pop("$defs", None)
         ordered = {key: value for key, value in node.items() if key != "$defs"}
         ordered["properties"] = parts
@@ -168,7 +171,7 @@ def _patterns(node: Node, optional: dict[str, Any]) -> dict[str, Any] | None:
     for pattern, schema in node.get("patternProperties", {}).items():
         if pattern == "":
             patterns[f"^{_other_than(frozenset(names))}$"] = schema
-        elif all(regex_sets.disjoint(pattern, regex_sets.literal(name)) for name in names):
+        elif all(regex_sets.disjoint(pattern, regex_sets.literal(name)) for name in optional):
             patterns[pattern] = schema
         else:
             return None
