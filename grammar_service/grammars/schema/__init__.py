@@ -1,10 +1,10 @@
 """JSON schemas: what is one, what it means, and which library enforces all of it.
 
-    dialect = check(schema)
-    rewritten = rewrite(schema, dialect)
-    for candidate in candidates(rewritten):
-        if not candidate.unenforced:
-            ...  # compile one of candidate.schemas with candidate.backend; on a refusal take the next
+dialect = check(schema)
+rewritten = rewrite(schema, dialect)
+for candidate in candidates(rewritten):
+    if not candidate.unenforced:
+        ...  # compile one of candidate.schemas with candidate.backend; on a refusal take the next
 """
 
 from grammar_service.grammars.schema.check import Limits, check

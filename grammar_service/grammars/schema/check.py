@@ -22,7 +22,9 @@ _VALIDATORS: dict[int, type[Validator]] = {
     6: jsonschema.Draft6Validator,
     4: jsonschema.Draft4Validator,
 }
-_DIALECT = re.compile(r"^https?://json-schema\.org/(?:draft/(2020-12|2019-09)|draft-0([467]))/schema#?$")
+_DIALECT = re.compile(
+    r"^https?://json-schema\.org/(?:draft/(2020-12|2019-09)|draft-0([467]))/schema#?$"
+)
 _DEFAULT = 2020
 _COUNTS = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
@@ -104,8 +106,11 @@ def _dialect(schema: Any) -> int:
         if error is None:
             return dialect
         found = found or error
-    assert found is not None
-    error = jsonschema.exceptions.best_match([found]) or found
+    _not_valid(found)
+
+
+def _not_valid(error: Any) -> NoReturn:
+    error = jsonschema.exceptions.best_match([error]) or error
     pointer = "".join(f"/{escape(str(part))}" for part in error.absolute_path)
     hint = ""
     if error.absolute_path and error.absolute_path[-1] == "required":

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from grammar_service.grammars.schema.modern import ORIGIN, Node, Schema, same
+from grammar_service.grammars.schema.modern import ORIGIN, same
 from grammar_service.grammars.schema.types import declared, meet, with_types
+from grammar_service.grammars.schema.walk import Node, Schema
 
 Conjoin = Callable[[Schema, Schema], Schema]
 """The conjunction of two subschemas; the caller decides how references are treated."""
@@ -105,9 +106,10 @@ def _check_mergeable(first: Node, second: Node) -> None:
         raise _Apart
     # The additionalProperties of one would reach into the patterns of the other.
     for one, two in ((first, second), (second, first)):
-        if one.get("patternProperties") and two.get("additionalProperties", True) is not True:
-            if one["patternProperties"].keys() != two.get("patternProperties", {}).keys():
-                raise _Apart
+        patterns = one.get("patternProperties", {}).keys()
+        closes = two.get("additionalProperties", True) is not True
+        if patterns and closes and patterns != two.get("patternProperties", {}).keys():
+            raise _Apart
 
 
 def for_name(node: Node, name: str, inner: Conjoin) -> Schema:

@@ -1,4 +1,4 @@
-"""Which keywords of a rewritten schema each library doesn't enforce, and where they were.
+r"""Which keywords of a rewritten schema each library doesn't enforce, and where they were.
 
 Measured with xgrammar 0.2.9, llguidance 1.9.1 and outlines-core 0.2.14: for each rule
 tests/grammars/schema/test_libraries.py has a schema and a text that it forbids. The rules err on
@@ -7,7 +7,7 @@ the side of naming: what is enforced in some shapes only is named in all others.
 llguidance refuses what it doesn't know, so most of its rules only foretell that, with a pointer.
 
 One gap isn't named, since it would name every open object: with xgrammar, and with llguidance
-beside `patternProperties`, a declared key written with an escape (`"\\u0061"` for `"a"`) counts as
+beside `patternProperties`, a declared key written with an escape (`"\u0061"` for `"a"`) counts as
 an additional one. No model writes so unless it is made to.
 """
 
@@ -19,10 +19,10 @@ from grammar_service.errors import Unenforced
 from grammar_service.grammars.schema import regex_sets
 from grammar_service.grammars.schema.formats import PATTERNS
 from grammar_service.grammars.schema.forms import LLGUIDANCE_FORMATS
-from grammar_service.grammars.schema.modern import KEYWORD_TYPE, Node
+from grammar_service.grammars.schema.modern import KEYWORD_TYPE
 from grammar_service.grammars.schema.rewrite import Rewritten
 from grammar_service.grammars.schema.types import type_of
-from grammar_service.grammars.schema.walk import subschemas
+from grammar_service.grammars.schema.walk import Node, subschemas
 
 BACKENDS = ("llguidance", "xgrammar", "outlines")
 """In the order of `auto`: the soonest ready first."""

@@ -6,8 +6,9 @@ from typing import Any
 
 from grammar_service.grammars.schema import regex_sets
 from grammar_service.grammars.schema.conjunction import for_name
-from grammar_service.grammars.schema.modern import Modern, Node, Schema, key_of
+from grammar_service.grammars.schema.modern import Modern, key_of
 from grammar_service.grammars.schema.types import ALL, meet, possible, reference_name
+from grammar_service.grammars.schema.walk import Node, Schema
 
 _DEPTH = 8
 """How far the properties of properties are looked at."""
@@ -65,9 +66,7 @@ def _parts_exclude(
         "string": _strings, "array": _arrays, "object": _objects,
         "number": _numbers, "integer": _numbers,
     }  # fmt: skip
-    return all(
-        kind in reasons and reasons[kind](first, second, modern, depth) for kind in types
-    )
+    return all(kind in reasons and reasons[kind](first, second, modern, depth) for kind in types)
 
 
 def _strings(first: Node, second: Node, modern: Modern, depth: int) -> bool:
@@ -112,7 +111,8 @@ def _arrays(first: Node, second: Node, modern: Modern, depth: int) -> bool:
 
 def _item(node: Node, index: int) -> Schema:
     prefix = node.get("prefixItems", [])
-    return prefix[index] if index < len(prefix) else node.get("items", True)
+    item: Schema = prefix[index] if index < len(prefix) else node.get("items", True)
+    return item
 
 
 def _objects(first: Node, second: Node, modern: Modern, depth: int) -> bool:

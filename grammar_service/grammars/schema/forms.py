@@ -1,4 +1,4 @@
-"""The form of a rewritten schema that each library is given.
+r"""The form of a rewritten schema that each library is given.
 
 What is changed here is for the library's sake. The form accepts what the schema accepts, or, for
 the order of keys, less.
@@ -7,7 +7,7 @@ llguidance 1.9.1
 - A format that it doesn't know is an error there and an annotation here: it becomes a pattern where
   `formats` has one, and is left out elsewhere.
 - Keys of additional properties may be spelled with escapes, and so a declared key in disguise
-  (`"\\u0061"` for `"a"`) would be taken as an additional one. Keys of patternProperties have one
+  (`"\u0061"` for `"a"`) would be taken as an additional one. Keys of patternProperties have one
   spelling, so additional properties become those of the pattern that matches every name.
 - Declared keys come in one order, and those of patternProperties in any, after them. So each object
   has two ways: the keys in the order of `properties`; or first the required ones, as `required` has
@@ -23,8 +23,8 @@ from typing import Any
 
 from grammar_service.grammars.schema import regex_sets
 from grammar_service.grammars.schema.formats import PATTERNS
-from grammar_service.grammars.schema.modern import APPLICATORS, Node
-from grammar_service.grammars.schema.walk import escape
+from grammar_service.grammars.schema.modern import APPLICATORS
+from grammar_service.grammars.schema.walk import Node, escape
 
 LLGUIDANCE_FORMATS = frozenset({
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",

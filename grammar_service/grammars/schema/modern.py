@@ -162,7 +162,7 @@ def _drop_empty(node: Node) -> None:
     if "contains" not in node:
         node.pop("minContains", None)
         node.pop("maxContains", None)
-    elif node["contains"] is True or node["contains"] is False and node.get("minContains") != 0:
+    elif node["contains"] is True or (node["contains"] is False and node.get("minContains") != 0):
         _plain_contains(node)
     for key in ("prefixItems", "properties", "patternProperties", "allOf"):
         if key in node and not node[key]:
@@ -186,7 +186,8 @@ def _plain_contains(node: Node) -> None:
 
 def key_of(value: Any) -> str:
     """A text that two JSON values share where the standard calls them equal: 1 and 1.0, not 1 and
-    true."""
+    true.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, list):

@@ -6,8 +6,9 @@ as a `type` or an `enum` does, and where none does the rewrite that asked is dro
 
 from typing import Any
 
-from grammar_service.grammars.schema.modern import KEYWORD_TYPE, ORIGIN, Node, Schema
+from grammar_service.grammars.schema.modern import KEYWORD_TYPE, ORIGIN
 from grammar_service.grammars.schema.types import ALL, declared, type_of
+from grammar_service.grammars.schema.walk import Node, Schema
 
 MAX_BRANCHES = 64
 
@@ -32,7 +33,7 @@ def negate(schema: Schema) -> list[Schema]:
     return branches
 
 
-def is_whole(schema: Schema) -> bool:
+def is_whole(schema: Any) -> bool:
     """Whether the schema says what it says without a `not`; references aren't followed."""
     if isinstance(schema, list):
         return all(is_whole(item) for item in schema)

@@ -50,7 +50,7 @@ def _refers_to_definitions(schema: Any) -> bool:
 def _node(schema: Any, everything: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
-    new = {}
+    new: dict[str, Any] = {}
     for key in sorted(schema):
         value = schema[key]
         if key in NAMED and isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Whether two regular expressions have no text in common, as far as that can be proven.
+r"""Whether two regular expressions have no text in common, as far as that can be proven.
 
 Both are read with Python's parser, made into nondeterministic automata over ranges of characters,
-and walked in step. Where engines differ (what \\d means outside ASCII) the larger set is taken, so
+and walked in step. Where engines differ (what \d means outside ASCII) the larger set is taken, so
 that "disjoint" holds for each of them. Whatever isn't understood is not disjoint.
 """
 

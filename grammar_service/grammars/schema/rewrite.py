@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from grammar_service.grammars.schema.conjunction import conjoin, for_name
-from grammar_service.grammars.schema.modern import APPLICATORS, ORIGIN, Modern, Node, Schema
+from grammar_service.grammars.schema.modern import APPLICATORS, ORIGIN, Modern
 from grammar_service.grammars.schema.simplify import Simplifier
 from grammar_service.grammars.schema.types import declared, reference_name
-from grammar_service.grammars.schema.walk import subschemas
+from grammar_service.grammars.schema.walk import Node, Schema, subschemas
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,5 +132,3 @@ def _strip(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _strip(inner) for key, inner in value.items() if key != ORIGIN}
     return [_strip(item) for item in value] if isinstance(value, list) else value
-
-

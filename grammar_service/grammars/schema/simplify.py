@@ -22,7 +22,7 @@ import jsonschema
 
 from grammar_service.grammars.schema.conjunction import conjoin
 from grammar_service.grammars.schema.exclusion import exclusive
-from grammar_service.grammars.schema.modern import APPLICATORS, ORIGIN, Modern, Node, Schema, key_of
+from grammar_service.grammars.schema.modern import APPLICATORS, ORIGIN, Modern, key_of
 from grammar_service.grammars.schema.negation import MAX_BRANCHES, TooMany, is_whole, negate
 from grammar_service.grammars.schema.types import (
     declared,
@@ -31,6 +31,7 @@ from grammar_service.grammars.schema.types import (
     reference_name,
     with_types,
 )
+from grammar_service.grammars.schema.walk import Node, Schema
 
 MAX_STEPS = 20_000
 """Conjunctions in one schema; past it nothing more is merged."""
@@ -50,7 +51,7 @@ _BOUNDS = {
 
 
 class Simplifier:
-    """Simplifies the schemas of one document; its definitions are merged in where they have to be."""
+    """Simplifies the schemas of one document, merging its definitions in where it has to."""
 
     def __init__(self, modern: Modern) -> None:
         self._modern = modern
@@ -82,7 +83,9 @@ class Simplifier:
         """A node whose children are simple."""
         parts: list[Schema] = []
         # The order of properties is that of the text.
-        first = next((key for key in node if key in ("allOf", "$ref", "properties", "required")), "")
+        first = next(
+            (key for key in node if key in ("allOf", "$ref", "properties", "required")), ""
+        )
         for key, value in list(node.items()):
             match key:
                 case "allOf":
@@ -310,13 +313,14 @@ class Simplifier:
             return self._tidy(rest)
         if not found:
             return False
-        if (_OBJECT | {"type"}) & rest.keys() and any(_OBJECT & part.keys() for part in found):
+        size = len(found) * len(key_of(_without_origin(rest)))
+        objects = any(isinstance(part, dict) and _OBJECT & part.keys() for part in found)
+        if objects and (_OBJECT | {"type"}) & rest.keys() and size <= MAX_COPIED:
             # Merged here rather than by the backends, which can't do so with all references.
-            if len(found) * len(key_of(_without_origin(rest))) <= MAX_COPIED:
-                found = [part for part in (self._both(rest, part) for part in found) if part]
-                rest = {key: value for key, value in rest.items() if key in (ORIGIN, "type")}
-                if not found:
-                    return False
+            found = [part for part in (self._both(rest, part) for part in found) if part]
+            rest = {key: value for key, value in rest.items() if key in (ORIGIN, "type")}
+            if not found:
+                return False
         if len(found) == 1:
             return self._both(rest, found[0]) if rest.keys() - {ORIGIN} else found[0]
         implied = frozenset().union(*(possible(branch, self._modern) for branch in found))
@@ -381,8 +385,5 @@ def _empty(node: Node, kind: str) -> bool:
         properties = node.get("properties", {})
         closed = node.get("additionalProperties", True) is False
         open_names = "patternProperties" in node or not closed
-        return any(
-            properties.get(name, open_names) is False for name in node.get("required", ())
-        )
+        return any(properties.get(name, open_names) is False for name in node.get("required", ()))
     return False
-

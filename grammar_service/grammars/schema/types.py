@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from grammar_service.grammars.schema.modern import KEYWORD_TYPE, TYPES, Modern, Node, Schema
+from grammar_service.grammars.schema.modern import KEYWORD_TYPE, TYPES, Modern
+from grammar_service.grammars.schema.walk import Node, Schema
 
 ALL = frozenset(TYPES) - {"integer"}
 """Every type; `number` has the integers."""
@@ -50,9 +51,9 @@ def with_types(node: Node, types: frozenset[str]) -> Schema:
 def meet(first: frozenset[str], second: frozenset[str]) -> frozenset[str]:
     """The types in both."""
     both = set(first & second)
-    if {"integer", "number"} <= first | second and {"integer", "number"} & first:
-        if {"integer", "number"} & second:
-            both.add("integer")
+    numeric = {"integer", "number"}
+    if numeric <= first | second and numeric & first and numeric & second:
+        both.add("integer")
     return _plain(frozenset(both))
 
 

@@ -9,7 +9,7 @@ import outlines_core
 import xgrammar
 from outlines_core.json_schema import build_regex_from_schema
 
-from grammar_service.grammars.schema.forms import llguidance_overrides
+from grammar_service.grammars.schema import llguidance_overrides
 
 _TOKENS = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
 _EOS = 256
@@ -84,7 +84,8 @@ class Texts:
     def _compile_outlines(self, schema: Any) -> outlines_core.Guide:
         regex = build_regex_from_schema(json.dumps(schema), r"[ \n\r\t]{0,8}")
         vocabulary = outlines_core.Vocabulary(
-            _EOS, {bytes([byte]): [byte] for byte in range(256)}  # type: ignore[dict-item]
+            _EOS,
+            {bytes([byte]): [byte] for byte in range(256)},  # type: ignore[dict-item]
         )
         return outlines_core.Index(regex, vocabulary)
 
