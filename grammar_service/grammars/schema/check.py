@@ -1,0 +1,216 @@
+"""What is refused before any library sees a schema, each with a JSON pointer and what to do.
+
+The meta-schema says whether a schema is one; past it come limits, references that lead nowhere or
+in a circle, and regular expressions that aren't. Nothing recurses before the depth is known.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jsonschema
+from jsonschema.protocols import Validator
+
+from grammar_service.errors import Invalid
+from grammar_service.grammars.schema.walk import References, escape, subschemas
+
+_VALIDATORS: dict[int, type[Validator]] = {
+    2020: jsonschema.Draft202012Validator,
+    2019: jsonschema.Draft201909Validator,
+    7: jsonschema.Draft7Validator,
+    6: jsonschema.Draft6Validator,
+    4: jsonschema.Draft4Validator,
+}
+_DIALECT = re.compile(
+    r"^https?://json-schema\.org/(?:draft/(2020-12|2019-09)|draft-0([467]))/schema#?$"
+)
+_DEFAULT = 2020
+_COUNTS = (
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+    "minContains", "maxContains",
+)  # fmt: skip
+_REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+_ECMA_ONLY = re.compile(r"\\[pPuxcdDwWsSkK/-]|\(\?<[A-Za-z_$]|\[\^?\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a schema may be at most; each bounds what a library could be made to do with it.
+
+    Attributes:
+        depth: Nesting of its JSON. Rewriting recurses, and so do the libraries, on native stacks.
+        nodes: Its subschemas.
+        enum: Values of an enum: each is text in the grammar.
+        repetition: Of maxLength, maxItems and their like, and of {n,m} in an expression. Some
+            libraries unroll them.
+    """
+
+    depth: int = 100
+    nodes: int = 20_000
+    enum: int = 20_000
+    repetition: int = 100_000
+
+
+def check(schema: Any, limits: Limits | None = None) -> int:
+    """Refuses what is no schema, or too large; returns the dialect that it is written in.
+
+    A schema with an unknown `$schema` or none is read in the newest dialect that it is valid in, so
+    that the boolean exclusiveMinimum of draft 4 means what it says.
+
+    Args:
+        schema: The schema, parsed.
+        limits: Limits other than the usual ones.
+
+    Raises:
+        Invalid: With SPEC_INVALID or SPEC_TOO_LARGE.
+    """
+    limits = limits or Limits()
+    if not isinstance(schema, dict | bool):
+        _invalid("", "a schema is an object or a boolean")
+    _check_depth(schema, limits)
+    dialect = _dialect(schema)
+    nodes = []
+    for pointer, node in subschemas(schema):
+        nodes.append((pointer, node))
+        if len(nodes) > limits.nodes:
+            _too_large(pointer, "subschemas", limits.nodes, "schema_nodes")
+    for pointer, node in nodes:
+        if isinstance(node, dict):
+            _check_node(pointer, node, limits)
+    _check_references(schema, nodes)
+    return dialect
+
+
+def _check_depth(schema: Any, limits: Limits) -> None:
+    stack = [(schema, 0)]
+    while stack:
+        value, depth = stack.pop()
+        if depth > limits.depth:
+            _too_large("", "levels of nesting", limits.depth, "schema_depth")
+        if isinstance(value, dict):
+            stack += [(item, depth + 1) for item in value.values()]
+        elif isinstance(value, list):
+            stack += [(item, depth + 1) for item in value]
+
+
+def _dialect(schema: Any) -> int:
+    declared = _DEFAULT
+    if isinstance(schema, dict):
+        match = _DIALECT.match(str(schema.get("$schema", "")))
+        if match:
+            declared = int((match[1] or match[2])[:4])
+    found = None
+    for dialect in dict.fromkeys([declared, *_VALIDATORS]):
+        error = next(_meta(dialect).iter_errors(schema), None)
+        if error is None:
+            return dialect
+        found = found or error
+    _not_valid(found)
+
+
+def _not_valid(error: Any) -> NoReturn:
+    error = jsonschema.exceptions.best_match([error]) or error
+    pointer = "".join(f"/{escape(str(part))}" for part in error.absolute_path)
+    hint = ""
+    if error.absolute_path and error.absolute_path[-1] == "required":
+        hint = "; `required` is a list of names, beside `properties`"
+    _invalid(pointer, f"{error.message[:200]}{hint}; correct it")
+
+
+@lru_cache(maxsize=8)
+def _meta(dialect: int) -> Validator:
+    kind = _VALIDATORS[dialect]
+    return kind(kind.META_SCHEMA)
+
+
+def _check_node(pointer: str, node: dict[str, Any], limits: Limits) -> None:
+    values = node.get("enum")
+    if isinstance(values, list) and len(values) > limits.enum:
+        _too_large(f"{pointer}/enum", "values", limits.enum, "schema_enum")
+    for key in _COUNTS:
+        count = node.get(key)
+        if isinstance(count, int | float) and count > limits.repetition:
+            _too_large(f"{pointer}/{key}", "repetitions", limits.repetition, "schema_repetition")
+    patterns = node.get("patternProperties")
+    found = [(f"{pointer}/pattern", node["pattern"])] if "pattern" in node else []
+    if isinstance(patterns, dict):
+        found += [(f"{pointer}/patternProperties/{escape(name)}", name) for name in patterns]
+    for at, pattern in found:
+        _check_pattern(at, pattern, limits)
+
+
+def _check_pattern(pointer: str, pattern: str, limits: Limits) -> None:
+    for least, most in _REPETITION.findall(pattern):
+        if max(int(least), int(most or 0)) > limits.repetition:
+            _too_large(pointer, "repetitions", limits.repetition, "schema_repetition")
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        # Python's expressions aren't ECMAScript's; what only those have is the library's to judge.
+        if not _ECMA_ONLY.search(pattern) or "unterminated" in str(error):
+            _invalid(pointer, f"{pattern[:80]!r} is no regular expression: {error}; correct it")
+
+
+def _check_references(schema: Any, nodes: list[tuple[str, Any]]) -> None:
+    references = References(schema)
+    leads: dict[str, str] = {}
+    for pointer, node in nodes:
+        if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
+            continue
+        target = references.resolve(node["$ref"])
+        at = f"{pointer}/$ref"
+        if target is None:
+            local = node["$ref"].startswith("#")
+            what = (
+                "has no target in this schema; define it under $defs"
+                if local
+                else "leads out of this schema, and nothing is fetched; put it under $defs"
+            )
+            _invalid(at, f"{node['$ref'][:200]!r} {what}")
+        if not isinstance(references.at(target), dict | bool):
+            _invalid(at, f"{node['$ref'][:200]!r} leads to what is no schema")
+        leads[pointer] = target
+    _check_circles(nodes, leads)
+
+
+def _check_circles(nodes: list[tuple[str, Any]], leads: dict[str, str]) -> None:
+    """A schema that is itself, without a value in between, says nothing."""
+    edges: dict[str, list[str]] = {}
+    for pointer, target in leads.items():
+        edges.setdefault(pointer, []).append(target)
+    for pointer, node in nodes:
+        if isinstance(node, dict):
+            for key in ("allOf", "anyOf", "oneOf"):
+                if isinstance(node.get(key), list):
+                    inner = [f"{pointer}/{key}/{i}" for i in range(len(node[key]))]
+                    edges.setdefault(pointer, []).extend(inner)
+            for key in ("not", "if", "then", "else"):
+                if key in node:
+                    edges.setdefault(pointer, []).append(f"{pointer}/{key}")
+    done: set[str] = set()
+    for start in edges:
+        path, on_path = [(start, iter(edges.get(start, ())))], {start}
+        while path:
+            here, rest = path[-1]
+            step = next(rest, None)
+            if step is None:
+                path.pop()
+                on_path.discard(here)
+                done.add(here)
+            elif step in on_path:
+                _invalid(step, "refers to itself with no value in between; it can't be matched")
+            elif step not in done:
+                on_path.add(step)
+                path.append((step, iter(edges.get(step, ()))))
+
+
+def _invalid(pointer: str, message: str) -> NoReturn:
+    raise Invalid("SPEC_INVALID", f"the schema at {pointer or '/'}: {message}")
+
+
+def _too_large(pointer: str, what: str, limit: int, setting: str) -> NoReturn:
+    raise Invalid(
+        "SPEC_TOO_LARGE",
+        f"the schema at {pointer or '/'} has more than {limit} {what} ({setting})",
+    )

@@ -1,0 +1,196 @@
+r"""Which keywords of a rewritten schema each library doesn't enforce, and where they were.
+
+Measured with xgrammar 0.2.9, llguidance 1.9.1 and outlines-core 0.2.14: for each rule
+tests/grammars/schema/test_libraries.py has a schema and a text that it forbids. The rules err on
+the side of naming: what is enforced in some shapes only is named in all others.
+
+llguidance refuses what it doesn't know, so most of its rules only foretell that, with a pointer.
+
+One gap isn't named, since it would name every open object: with xgrammar, and with llguidance
+beside `patternProperties`, a declared key written with an escape (`"\u0061"` for `"a"`) counts as
+an additional one. No model writes so unless it is made to.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from grammar_service.errors import Unenforced
+from grammar_service.grammars.schema import regex_sets
+from grammar_service.grammars.schema.formats import PATTERNS
+from grammar_service.grammars.schema.forms import LLGUIDANCE_FORMATS
+from grammar_service.grammars.schema.modern import KEYWORD_TYPE
+from grammar_service.grammars.schema.rewrite import Rewritten
+from grammar_service.grammars.schema.types import type_of
+from grammar_service.grammars.schema.walk import Node, subschemas
+
+BACKENDS = ("llguidance", "xgrammar", "outlines")
+"""In the order of `auto`: the soonest ready first."""
+
+_NOT_REGULAR = re.compile(r"\(\?(?:[=!]|<[=!])|\\[bB1-9]|\\k<|\(\?P=")
+"""Look-around, word borders and back references."""
+_CONDITIONAL = {
+    "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas",
+    "uniqueItems", "contains", "minContains", "maxContains",
+    "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
+}  # fmt: skip
+_ASSERTIONS = {*KEYWORD_TYPE, *_CONDITIONAL, "type", "enum", "$ref", "anyOf", "allOf"} - {"format"}
+_FORMATS = {
+    "llguidance": LLGUIDANCE_FORMATS | PATTERNS.keys(),
+    "xgrammar": LLGUIDANCE_FORMATS
+    | {"uri-reference", "uri-template", "json-pointer", "relative-json-pointer"},
+    # The rest is refused.
+    "outlines": frozenset({"date-time", "date", "time", "email", "uuid", "uri"}),
+}
+
+
+def unenforced(rewritten: Rewritten, backend: str) -> list[Unenforced]:
+    """The keywords that a library's masks won't enforce; empty where it enforces all of them.
+
+    Pointers lead into the original schema: to the node that the keyword, or what it became, is of.
+    """
+    rules = _RULES[backend]
+    found = [
+        Unenforced(rewritten.origin(pointer), keyword)
+        for pointer, node in subschemas(rewritten.schema)
+        if isinstance(node, dict)
+        for keyword in node
+        if keyword in rules(node)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def unenforced_formats(rewritten: Rewritten, backend: str) -> list[Unenforced]:
+    """The formats, annotations by the standard, that a library's masks don't enforce."""
+    return [
+        Unenforced(rewritten.origin(pointer), "format")
+        for pointer, node in subschemas(rewritten.schema)
+        if isinstance(node, dict) and "format" in node
+        and node["format"] not in _FORMATS[backend]
+    ]  # fmt: skip
+
+
+def refusal(message: str, rewritten: Rewritten) -> Unenforced:
+    """Where a library's refusal points to, as far as its message says so."""
+    pointer = ""
+    place = re.search(r"json-schema:///#(/\S*)", message)
+    if place:
+        pointer = place[1]
+    named = re.search(r'Unimplemented keys: \["([^"]+)', message)
+    if named:
+        keyword = named[1]
+    elif "circular references" in message:
+        keyword = "$ref"
+    else:
+        words = [word for word in re.findall(r"[A-Za-z$]+", message) if word in _ASSERTIONS]
+        keyword = words[0] if words else "$ref" if pointer else "type"
+    if not pointer:
+        pointer = next(
+            (at for at, node in subschemas(rewritten.schema)
+             if isinstance(node, dict) and keyword in node), "",
+        )  # fmt: skip
+    return Unenforced(rewritten.origin(pointer), keyword)
+
+
+def _llguidance(node: Node) -> set[str]:
+    found = (_CONDITIONAL | {"propertyNames"}) & node.keys()
+    found |= _irregular(node)
+    optional = [name for name in node.get("properties", {}) if name not in node.get("required", ())]
+    closed = node.get("additionalProperties", True) is False and "patternProperties" not in node
+    # It counts a key that is repeated twice, and only what isn't declared (for maxProperties,
+    # `forms` has a way around that, and the library refuses where it hasn't).
+    if node.get("minProperties", 0) > 1 or ("minProperties" in node and optional and not closed):
+        found.add("minProperties")
+    return found
+
+
+def _xgrammar(node: Node) -> set[str]:
+    asserted = _ASSERTIONS & node.keys()
+    found = _CONDITIONAL & asserted
+    found |= _irregular(node) | _overlapping_patterns(node)
+    if "allOf" in node:
+        found.add("allOf")
+    # What it looks at first hides the rest.
+    hiding = next((key for key in ("$ref", "enum", "anyOf") if key in node), None)
+    if hiding:
+        found |= asserted - {hiding}
+    kinds = _kinds(node)
+    if not kinds:
+        # Without a type some are read as that of their type, and the others not at all.
+        read = {"properties", "items", "prefixItems", "patternProperties", "additionalProperties"}
+        found |= {key for key in asserted & KEYWORD_TYPE.keys() if key not in read}
+    ranges = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"} & node.keys()
+    if "multipleOf" in node and (kinds != {"integer"} or ranges):
+        found.add("multipleOf")
+    if {"pattern", "format"} & node.keys():
+        found |= {"minLength", "maxLength"} & asserted
+    if {"pattern", "format"} <= node.keys():
+        found.add("pattern")
+    properties = node.get("properties", {})
+    if any(name not in properties for name in node.get("required", ())):
+        found.add("required")
+    if "propertyNames" in node and (properties or "patternProperties" in node):
+        found.add("propertyNames")
+    if node.get("minProperties", 0) > 1:
+        found.add("minProperties")
+    return found
+
+
+def _outlines(node: Node) -> set[str]:
+    asserted = _ASSERTIONS & node.keys()
+    known = {"type", "enum", "$ref", "anyOf", "properties", "required", "items"}
+    hiding = next((key for key in ("$ref", "enum", "anyOf") if key in node), None)
+    if hiding:
+        return asserted - {hiding}
+    kinds = _kinds(node)
+    if kinds == {"string"} and "pattern" not in node and "format" not in node:
+        known |= {"minLength", "maxLength"}
+    if kinds == {"array"} and "prefixItems" not in node:
+        known |= {"minItems", "maxItems"}
+    found = asserted - known
+    if isinstance(node.get("additionalProperties"), bool) and "properties" in node:
+        found.discard("additionalProperties")
+    properties = node.get("properties", {})
+    if any(name not in properties for name in node.get("required", ())):
+        found.add("required")
+    # Names are put into its expression as they are, escapes and all.
+    if any(not re.fullmatch(r"[ -!#-\[\]-~]*", name) for name in properties):
+        found.add("properties")
+    if len(kinds) > 1 or not kinds:
+        found |= asserted & KEYWORD_TYPE.keys()
+    if "enum" in node and any(type_of(value) in ("array", "object") for value in node["enum"]):
+        found.add("enum")
+    return found
+
+
+def _kinds(node: Node) -> set[str]:
+    kind: Any = node.get("type", [])
+    return set(kind) if isinstance(kind, list) else {kind}
+
+
+def _irregular(node: Node) -> set[str]:
+    found = set()
+    if _NOT_REGULAR.search(str(node.get("pattern", ""))):
+        found.add("pattern")
+    if any(_NOT_REGULAR.search(pattern) for pattern in node.get("patternProperties", {})):
+        found.add("patternProperties")
+    return found
+
+
+def _overlapping_patterns(node: Node) -> set[str]:
+    """A name that two patterns, or a pattern and a property, look at, is looked at once only."""
+    patterns = list(node.get("patternProperties", {}))
+    names = [regex_sets.literal(name) for name in node.get("properties", {})]
+    overlap = any(
+        not regex_sets.disjoint(pattern, other)
+        for i, pattern in enumerate(patterns)
+        for other in (*patterns[i + 1 :], *names)
+    )
+    return {"patternProperties"} if overlap else set()
+
+
+_RULES: dict[str, Callable[[Node], set[str]]] = {
+    "llguidance": _llguidance,
+    "xgrammar": _xgrammar,
+    "outlines": _outlines,
+}

@@ -1,0 +1,98 @@
+"""Whether a library, called as the service calls it, takes a text, byte by byte."""
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import llguidance
+import outlines_core
+import xgrammar
+from outlines_core.json_schema import build_regex_from_schema
+
+from grammar_service.grammars.schema import llguidance_overrides
+
+_TOKENS = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
+_EOS = 256
+
+
+class _Bytes:
+    """A tokenizer whose tokens are the bytes, as llguidance wants one."""
+
+    eos_token_id = _EOS
+    bos_token_id = None
+    tokens = _TOKENS
+    special_token_ids = (_EOS,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@lru_cache(maxsize=1)
+def _llguidance_tokenizer() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=len(_TOKENS))
+
+
+@lru_cache(maxsize=1)
+def _xgrammar_compiler() -> xgrammar.GrammarCompiler:
+    info = xgrammar.TokenizerInfo(
+        [*_TOKENS[:256], b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[_EOS]
+    )
+    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+class Refused(Exception):
+    """The library doesn't compile the schema."""
+
+
+class Texts:
+    """The texts that a library admits for a schema, in the form that it is given."""
+
+    def __init__(self, schema: Any, backend: str) -> None:
+        self._backend = backend
+        self._compiled: Any
+        try:
+            self._compiled = getattr(self, f"_compile_{backend}")(schema)
+        except (RuntimeError, ValueError) as error:
+            raise Refused(str(error)) from None
+
+    def accepts(self, text: str) -> bool:
+        return bool(getattr(self, f"_accepts_{self._backend}")(text.encode()))
+
+    def _compile_llguidance(self, schema: Any) -> llguidance.LLMatcher:
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(
+            json.dumps(schema), overrides=llguidance_overrides(8)
+        )
+        matcher = llguidance.LLMatcher(_llguidance_tokenizer(), grammar, log_level=0)
+        if matcher.is_error():
+            raise Refused(matcher.get_error())
+        return matcher
+
+    def _accepts_llguidance(self, text: bytes) -> bool:
+        matcher = self._compiled.deep_copy()
+        tokens = list(text)
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    def _compile_xgrammar(self, schema: Any) -> xgrammar.CompiledGrammar:
+        return _xgrammar_compiler().compile_json_schema(
+            json.dumps(schema), max_whitespace_cnt=8, strict_mode=False
+        )
+
+    def _accepts_xgrammar(self, text: bytes) -> bool:
+        matcher = xgrammar.GrammarMatcher(self._compiled)
+        return all(matcher.accept_token(byte) for byte in text) and matcher.accept_token(_EOS)
+
+    def _compile_outlines(self, schema: Any) -> outlines_core.Guide:
+        regex = build_regex_from_schema(json.dumps(schema), r"[ \n\r\t]{0,8}")
+        vocabulary = outlines_core.Vocabulary(
+            _EOS,
+            {bytes([byte]): [byte] for byte in range(256)},  # type: ignore[dict-item]
+        )
+        return outlines_core.Index(regex, vocabulary)
+
+    def _accepts_outlines(self, text: bytes) -> bool:
+        state = self._compiled.get_initial_state()
+        for byte in text:
+            state = self._compiled.get_next_state(state, byte)
+            if state is None:
+                return False
+        return bool(self._compiled.is_final_state(state))
