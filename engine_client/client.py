@@ -147,6 +147,10 @@ class GrammarClient:
             unenforced=tuple(
                 Unenforced(item.pointer, item.keyword) for item in response.grammar.unenforced
             ),
+            annotations=tuple(
+                Unenforced(item.pointer, item.keyword) for item in response.grammar.annotations
+            ),
+            compiled_source=response.grammar.compiled_source,
             compile_ms=response.compile_ms,
             cached=response.cached,
         )
@@ -374,6 +378,10 @@ def _wire_spec(spec: GrammarSpec) -> grammars_pb2.GrammarSpec:
             max_whitespace=spec.max_whitespace,
             close_objects=spec.close_objects,
             allow_unenforced=spec.allow_unenforced,
+            fixed_key_order=spec.fixed_key_order,
+            strict_formats=spec.strict_formats,
+            item_separator=spec.item_separator,
+            key_separator=spec.key_separator,
         ),
         backend=backend,
     )

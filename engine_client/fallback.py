@@ -5,6 +5,7 @@ line with the service: about 2 microseconds a token. Specs are compiled when the
 them, never in a step.
 """
 
+import dataclasses
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine_client.pending import PendingStep
+from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.stats import Stats
 from engine_client.types import Grammar, Note, Outcome, Policy, Row
 
@@ -42,9 +44,11 @@ class Fallback:
         if self._policy is not Policy.IN_PROCESS or grammar.id in self._compiled:
             return
         try:
+            if grammar.backend != "xgrammar":
+                raise ValueError(f"its backend is {grammar.backend}; ask for xgrammar's")
             from engine_client.in_process import compile_spec
 
-            compiled = compile_spec(grammar.spec, grammar.vocabulary)
+            compiled = compile_spec(_compiled_spec(grammar), grammar.vocabulary)
         except (ImportError, ValueError) as error:
             _log.warning("grammar %s has no in-process fallback: %s", grammar.id, error)
             self._stats.add("fallbacks_missing")
@@ -98,6 +102,14 @@ class Fallback:
             _log.warning("in-process matching of %s failed: %s", row.sequence_id, error)
             return False
         return True
+
+
+def _compiled_spec(grammar: Grammar) -> GrammarSpec:
+    """What the service's backend compiled, so that the masks here are the same."""
+    if grammar.spec.type not in (GrammarType.JSON_SCHEMA, GrammarType.JSON_OBJECT):
+        return grammar.spec
+    source = grammar.compiled_source
+    return dataclasses.replace(grammar.spec, type=GrammarType.JSON_SCHEMA, source=source)
 
 
 def mask_of(token_ids: Iterable[int], step: PendingStep) -> "torch.Tensor":

@@ -103,6 +103,8 @@ def _compile(
         case GrammarType.STRUCTURAL_TAG:
             tag = _bind_tag(json.loads(spec.source), spec, vocabulary)
             return compiler.compile_structural_tag(json.dumps(tag, ensure_ascii=False))
+        case GrammarType.LARK:
+            raise ValueError("Lark is llguidance's")
 
 
 def _compile_schema(
@@ -110,10 +112,13 @@ def _compile_schema(
 ) -> xgrammar.CompiledGrammar:
     if spec.max_whitespace == 0:
         return compiler.compile_json_schema(
-            schema, any_whitespace=False, separators=(",", ":"), strict_mode=spec.close_objects
+            schema,
+            any_whitespace=False,
+            separators=(spec.item_separator, spec.key_separator),
+            strict_mode=False,
         )
     return compiler.compile_json_schema(
-        schema, max_whitespace_cnt=spec.max_whitespace, strict_mode=spec.close_objects
+        schema, max_whitespace_cnt=spec.max_whitespace, strict_mode=False
     )
 
 

@@ -18,6 +18,7 @@ class GrammarType(StrEnum):
     CHOICE = "choice"
     EBNF = "ebnf"
     STRUCTURAL_TAG = "structural_tag"
+    LARK = "lark"
 
 
 class SpecOptions(TypedDict, total=False):
@@ -26,6 +27,10 @@ class SpecOptions(TypedDict, total=False):
     max_whitespace: int
     close_objects: bool
     allow_unenforced: bool
+    fixed_key_order: bool
+    strict_formats: bool
+    item_separator: str
+    key_separator: str
     backend: str
 
 
@@ -40,6 +45,10 @@ class GrammarSpec:
         max_whitespace: White-space characters in a row that JSON may have, 0 (none) to 1,000.
         close_objects: Whether objects that don't say additionalProperties are closed.
         allow_unenforced: Whether a schema may have parts that no mask enforces.
+        fixed_key_order: Whether keys come in the order of `properties` only.
+        strict_formats: Whether a format that isn't enforced counts as unenforced.
+        item_separator: What stands between items; another than "," only with max_whitespace 0.
+        key_separator: What stands between a key and its value; likewise, ":".
         backend: "auto", or the name of a backend.
     """
 
@@ -49,6 +58,10 @@ class GrammarSpec:
     max_whitespace: int = DEFAULT_MAX_WHITESPACE
     close_objects: bool = False
     allow_unenforced: bool = False
+    fixed_key_order: bool = False
+    strict_formats: bool = False
+    item_separator: str = ","
+    key_separator: str = ":"
     backend: str = "auto"
 
     @classmethod
@@ -78,6 +91,11 @@ class GrammarSpec:
     def ebnf(cls, grammar: str, **options: Unpack[SpecOptions]) -> Self:
         """A text of a grammar in GBNF, whose start is the rule `root`."""
         return cls(GrammarType.EBNF, grammar, **options)
+
+    @classmethod
+    def lark(cls, grammar: str, **options: Unpack[SpecOptions]) -> Self:
+        """A text of a grammar in Lark, as llguidance speaks it, whose start is the rule `start`."""
+        return cls(GrammarType.LARK, grammar, **options)
 
     @classmethod
     def structural_tag(cls, tag: dict[str, Any] | str, **options: Unpack[SpecOptions]) -> Self:

@@ -43,13 +43,19 @@ class Policy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A compiled grammar, as `GrammarClient.compile` gives it. Shared by all its sequences."""
+    """A compiled grammar, as `GrammarClient.compile` gives it. Shared by all its sequences.
+
+    `unenforced` are the keywords of a schema that no mask enforces, `annotations` the formats, and
+    `compiled_source` is what the backend compiled: a form of the schema that means the same.
+    """
 
     id: str
     spec: GrammarSpec
     vocabulary: Vocabulary = field(repr=False)
     backend: str
     unenforced: tuple[Unenforced, ...]
+    annotations: tuple[Unenforced, ...]
+    compiled_source: str = field(repr=False)
     compile_ms: float
     cached: bool
 

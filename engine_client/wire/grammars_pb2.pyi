@@ -15,11 +15,14 @@ class GrammarType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRAMMAR_TYPE_CHOICE: _ClassVar[GrammarType]
     GRAMMAR_TYPE_EBNF: _ClassVar[GrammarType]
     GRAMMAR_TYPE_STRUCTURAL_TAG: _ClassVar[GrammarType]
+    GRAMMAR_TYPE_LARK: _ClassVar[GrammarType]
 
 class Backend(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BACKEND_UNSPECIFIED: _ClassVar[Backend]
     BACKEND_XGRAMMAR: _ClassVar[Backend]
+    BACKEND_LLGUIDANCE: _ClassVar[Backend]
+    BACKEND_OUTLINES: _ClassVar[Backend]
 GRAMMAR_TYPE_UNSPECIFIED: GrammarType
 GRAMMAR_TYPE_JSON_SCHEMA: GrammarType
 GRAMMAR_TYPE_JSON_OBJECT: GrammarType
@@ -27,18 +30,29 @@ GRAMMAR_TYPE_REGEX: GrammarType
 GRAMMAR_TYPE_CHOICE: GrammarType
 GRAMMAR_TYPE_EBNF: GrammarType
 GRAMMAR_TYPE_STRUCTURAL_TAG: GrammarType
+GRAMMAR_TYPE_LARK: GrammarType
 BACKEND_UNSPECIFIED: Backend
 BACKEND_XGRAMMAR: Backend
+BACKEND_LLGUIDANCE: Backend
+BACKEND_OUTLINES: Backend
 
 class GrammarOptions(_message.Message):
-    __slots__ = ("max_whitespace", "close_objects", "allow_unenforced")
+    __slots__ = ("max_whitespace", "close_objects", "allow_unenforced", "fixed_key_order", "strict_formats", "item_separator", "key_separator")
     MAX_WHITESPACE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     ALLOW_UNENFORCED_FIELD_NUMBER: _ClassVar[int]
+    FIXED_KEY_ORDER_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FORMATS_FIELD_NUMBER: _ClassVar[int]
+    ITEM_SEPARATOR_FIELD_NUMBER: _ClassVar[int]
+    KEY_SEPARATOR_FIELD_NUMBER: _ClassVar[int]
     max_whitespace: int
     close_objects: bool
     allow_unenforced: bool
-    def __init__(self, max_whitespace: _Optional[int] = ..., close_objects: bool = ..., allow_unenforced: bool = ...) -> None: ...
+    fixed_key_order: bool
+    strict_formats: bool
+    item_separator: str
+    key_separator: str
+    def __init__(self, max_whitespace: _Optional[int] = ..., close_objects: bool = ..., allow_unenforced: bool = ..., fixed_key_order: bool = ..., strict_formats: bool = ..., item_separator: _Optional[str] = ..., key_separator: _Optional[str] = ...) -> None: ...
 
 class GrammarSpec(_message.Message):
     __slots__ = ("type", "source", "choices", "options", "backend")
@@ -63,7 +77,7 @@ class Unenforced(_message.Message):
     def __init__(self, pointer: _Optional[str] = ..., keyword: _Optional[str] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("id", "tokenizer_id", "backend", "width", "stop_token_ids", "unenforced", "memory_bytes")
+    __slots__ = ("id", "tokenizer_id", "backend", "width", "stop_token_ids", "unenforced", "memory_bytes", "annotations", "compiled_source")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_ID_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +85,8 @@ class Grammar(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     UNENFORCED_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPILED_SOURCE_FIELD_NUMBER: _ClassVar[int]
     id: str
     tokenizer_id: str
     backend: Backend
@@ -78,7 +94,9 @@ class Grammar(_message.Message):
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     unenforced: _containers.RepeatedCompositeFieldContainer[Unenforced]
     memory_bytes: int
-    def __init__(self, id: _Optional[str] = ..., tokenizer_id: _Optional[str] = ..., backend: _Optional[_Union[Backend, str]] = ..., width: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., unenforced: _Optional[_Iterable[_Union[Unenforced, _Mapping]]] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    annotations: _containers.RepeatedCompositeFieldContainer[Unenforced]
+    compiled_source: str
+    def __init__(self, id: _Optional[str] = ..., tokenizer_id: _Optional[str] = ..., backend: _Optional[_Union[Backend, str]] = ..., width: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., unenforced: _Optional[_Iterable[_Union[Unenforced, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., annotations: _Optional[_Iterable[_Union[Unenforced, _Mapping]]] = ..., compiled_source: _Optional[str] = ...) -> None: ...
 
 class CompileGrammarRequest(_message.Message):
     __slots__ = ("tokenizer_id", "spec")

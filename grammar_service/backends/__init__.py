@@ -4,11 +4,23 @@ from grammar_service.backends.base import Backend
 
 __all__ = ["NAMES", "Backend", "create"]
 
-NAMES = ("xgrammar",)
+NAMES = ("xgrammar", "llguidance", "outlines")
 
 
 def create(name: str, threads: int) -> Backend:
     """The backend of that name; it may fill masks with so many threads. Imports its library."""
-    from grammar_service.backends.xgrammar import XGrammarBackend
+    match name:
+        case "xgrammar":
+            from grammar_service.backends.xgrammar import XGrammarBackend
 
-    return {"xgrammar": XGrammarBackend}[name](threads)
+            return XGrammarBackend(threads)
+        case "llguidance":
+            from grammar_service.backends.llguidance import LLGuidanceBackend
+
+            return LLGuidanceBackend(threads)
+        case "outlines":
+            from grammar_service.backends.outlines import OutlinesBackend
+
+            return OutlinesBackend(threads)
+        case _:
+            raise ValueError(f"no backend is called {name!r}")

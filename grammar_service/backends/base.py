@@ -11,7 +11,6 @@ import torch
 
 from engine_client.spec import GrammarSpec
 from engine_client.vocabulary import Vocabulary
-from grammar_service.errors import Unenforced
 
 Compiled = Any
 """A backend's compiled grammar; shared by all its matchers, never changed."""
@@ -25,8 +24,8 @@ class Backend(Protocol):
     name: str
     version: str
 
-    def unenforced(self, spec: GrammarSpec) -> list[Unenforced]:
-        """What the masks of this spec won't enforce. Raises Invalid for what isn't supported."""
+    def prepare(self, vocabulary: Vocabulary) -> None:
+        """Builds what any spec over the vocabulary needs, so that the first one doesn't wait."""
 
     def compile(self, spec: GrammarSpec, vocabulary: Vocabulary) -> bytes:
         """Compiles in a child process. Raises Invalid with SPEC_INVALID or SPEC_UNSUPPORTED."""

@@ -10,9 +10,7 @@ import xgrammar
 from engine_client.in_process import compile_spec, tokenizer_info
 from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.vocabulary import Vocabulary
-from grammar_service.backends.xgrammar_schema import dropped_keywords
-from grammar_service.errors import Invalid, Unenforced
-from grammar_service.grammars.spec import parse_json
+from grammar_service.errors import Invalid
 
 # A matcher's own bytes, from resident memory of 2,000 matchers of a small object schema:
 # 8.7 kB at the start, 460 B a token over 100 tokens, 244 B over 1,000.
@@ -30,11 +28,9 @@ class XGrammarBackend:
         self._threads = threads
         self._local = threading.local()
 
-    def unenforced(self, spec: GrammarSpec) -> list[Unenforced]:
-        """What the masks of this spec won't enforce."""
-        if spec.type is GrammarType.JSON_SCHEMA:
-            return dropped_keywords(parse_json(spec.source))
-        return []
+    def prepare(self, vocabulary: Vocabulary) -> None:
+        """Builds the TokenizerInfo that nearly all specs are compiled against."""
+        tokenizer_info(GrammarSpec(GrammarType.JSON_OBJECT), vocabulary)
 
     def compile(self, spec: GrammarSpec, vocabulary: Vocabulary) -> bytes:
         """Compiles a spec; the result is xgrammar's own JSON. Raises Invalid with SPEC_INVALID."""

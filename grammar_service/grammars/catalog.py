@@ -5,6 +5,7 @@ A live sequence pins its grammar: eviction takes the least recently used one wit
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -14,7 +15,8 @@ from grammar_service import metrics
 from grammar_service.backends import Backend
 from grammar_service.backends.base import Compiled
 from grammar_service.errors import Invalid, NotFound, ServiceError, Unenforced
-from grammar_service.grammars.children import Artifact, CompileChildren
+from grammar_service.grammars.children import CompileChildren
+from grammar_service.grammars.plan import Attempt, plan
 from grammar_service.grammars.spec import grammar_id as grammar_id_of
 
 
@@ -30,6 +32,8 @@ class Grammar:
     memory_bytes: int
     compile_ms: float
     unenforced: tuple[Unenforced, ...]
+    annotations: tuple[Unenforced, ...]
+    compiled_source: str
     pins: int = field(default=0)
     """Live sequences; guarded by the catalog's lock."""
 
@@ -37,8 +41,11 @@ class Grammar:
 class Catalog:
     """Compiles specs and holds what came of them. Thread-safe."""
 
-    def __init__(self, backend: Backend, children: CompileChildren, max_bytes: int) -> None:
-        self._backend = backend
+    def __init__(
+        self, backends: Mapping[str, Backend], children: CompileChildren, max_bytes: int
+    ) -> None:
+        self._backends = backends
+        self._versions = ",".join(f"{name} {b.version}" for name, b in sorted(backends.items()))
         self._children = children
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -51,8 +58,7 @@ class Catalog:
 
         Raises a ServiceError: Invalid, DeadlineExceeded, Exhausted or Internal.
         """
-        backend = self._backend
-        grammar_id = grammar_id_of(spec, vocabulary.id, backend.name, backend.version)
+        grammar_id = grammar_id_of(spec, vocabulary.id, self._versions)
         with self._lock:
             held = self._grammars.get(grammar_id)
             if held is not None:
@@ -68,6 +74,12 @@ class Catalog:
         if ours:
             self._compile(running, grammar_id, spec, vocabulary)
         return running.result(), not ours
+
+    def prepare(self, vocabulary: Vocabulary) -> None:
+        """Makes ready for compiles over a vocabulary, here and in the children."""
+        self._children.warm(vocabulary)
+        for backend in self._backends.values():
+            backend.prepare(vocabulary)
 
     def get(self, grammar_id: str) -> Grammar:
         """The grammar of that id. Raises NotFound with UNKNOWN_GRAMMAR."""
@@ -116,33 +128,47 @@ class Catalog:
         running.set_result(grammar)
 
     def _make(self, grammar_id: str, spec: GrammarSpec, vocabulary: Vocabulary) -> Grammar:
-        backend = self._backend
-        unenforced = tuple(backend.unenforced(spec))
-        if unenforced and not spec.allow_unenforced:
-            named = ", ".join(f"{item.keyword} at {item.pointer or '/'}" for item in unenforced[:5])
-            more = f" and {len(unenforced) - 5} more" if len(unenforced) > 5 else ""
-            raise Invalid(
-                "SPEC_UNENFORCED",
-                f"{backend.name} doesn't enforce {named}{more}; drop them from the schema, or set "
-                "allow_unenforced and check the output yourself",
-                unenforced,
-            )
-        artifact = self._children.submit(backend.name, spec, vocabulary).result()
-        compiled = self._load(artifact, spec, vocabulary)
+        """Tries the plan's attempts, the best first. Raises what refuses the spec."""
+        planned = plan(spec)
+        errors: list[ServiceError] = []
+        for attempt in planned.attempts:
+            if attempt.unenforced and not spec.allow_unenforced:
+                break  # those that follow enforce no more
+            for form in attempt.specs:
+                try:
+                    return self._attempt(grammar_id, spec, attempt, form, vocabulary)
+                except ServiceError as error:
+                    errors.append(error)
+                    if not isinstance(error, Invalid):
+                        break
+        raise planned.refused(errors)
+
+    def _attempt(
+        self,
+        grammar_id: str,
+        spec: GrammarSpec,
+        attempt: Attempt,
+        form: GrammarSpec,
+        vocabulary: Vocabulary,
+    ) -> Grammar:
+        backend = self._backends[attempt.backend]
+        artifact = self._children.submit(backend.name, form, vocabulary).result()
+        compiled = backend.load(artifact.data, form, vocabulary)
         return Grammar(
             id=grammar_id,
             spec=spec,
             vocabulary=vocabulary,
             backend=backend,
             compiled=compiled,
-            # The catalog keeps the spec as well.
-            memory_bytes=backend.memory_bytes(compiled) + len(spec.source.encode()),
+            compiled_source=form.source,
+            # The catalog keeps the texts as well.
+            memory_bytes=backend.memory_bytes(compiled)
+            + len(spec.source.encode())
+            + len(form.source.encode()),
             compile_ms=artifact.compile_ms,
-            unenforced=unenforced,
+            unenforced=attempt.unenforced,
+            annotations=attempt.annotations,
         )
-
-    def _load(self, artifact: Artifact, spec: GrammarSpec, vocabulary: Vocabulary) -> Compiled:
-        return self._backend.load(artifact.data, spec, vocabulary)
 
     def _evict(self) -> None:
         """Drops unpinned grammars until the limit holds; the newest stays. Needs the lock."""

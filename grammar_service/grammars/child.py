@@ -44,8 +44,11 @@ def main() -> None:
         if kind == "vocabulary":
             vocabulary = arguments[0]
             vocabularies[vocabulary.id] = vocabulary
+            for backend in backends.values():
+                backend.prepare(vocabulary)
+            connection.send_bytes(b"{}")
             continue
-        backend, spec, tokenizer_id = arguments
+        name, spec, tokenizer_id = arguments
         if tokenizer_id not in vocabularies:
             connection.send_bytes(json.dumps({"need": tokenizer_id}).encode())
             continue
@@ -54,7 +57,7 @@ def main() -> None:
             vocabularies.popitem(last=False)
         started = time.perf_counter()
         try:
-            artifact = backends[backend].compile(spec, vocabularies[tokenizer_id])
+            artifact = backends[name].compile(spec, vocabularies[tokenizer_id])
         except Invalid as error:
             header = {"reason": error.reason, "message": error.message}
             connection.send_bytes(json.dumps(header).encode())

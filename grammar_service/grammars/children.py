@@ -50,6 +50,13 @@ class _Job:
     future: Future[Artifact]
 
 
+@dataclass(frozen=True, slots=True)
+class _Warming:
+    """A vocabulary that each child shall know before a compile needs it."""
+
+    vocabulary: Vocabulary
+
+
 class CompileChildren:
     """Runs compiles in child processes. Thread-safe.
 
@@ -61,7 +68,7 @@ class CompileChildren:
         self._deadline = deadline
         self._memory_bytes = memory_bytes
         self._queue_limit = queue_limit
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | _Warming | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=self._watch, name=f"compile-{index}", daemon=True)
@@ -80,6 +87,11 @@ class CompileChildren:
         job = _Job(backend, spec, vocabulary, Future())
         self._jobs.put(job)
         return job.future
+
+    def warm(self, vocabulary: Vocabulary) -> None:
+        """Has the children take a vocabulary in. One that is busy may leave it to another."""
+        for _ in self._threads:
+            self._jobs.put(_Warming(vocabulary))
 
     def close(self) -> None:
         """Ends all children; compiles that run or wait fail."""
@@ -100,29 +112,45 @@ class CompileChildren:
                 if job is None:
                     return
                 child = child or _start()
-                try:
-                    if child is None:
-                        raise Internal("COMPILE_CRASHED", "no compile child can be started")
-                    job.future.set_result(self._run(child, job))
-                except ServiceError as error:
-                    job.future.set_exception(error)
-                except Exception as error:  # a fault of ours must not end the thread
-                    job.future.set_exception(Internal("COMPILE_CRASHED", repr(error)))
-                    if child is not None:
-                        child.kill("error")
+                self._do(child, job)
         finally:
             if child is not None and child.alive:
                 child.kill("closed")
 
+    def _do(self, child: "_Child | None", job: _Job | _Warming) -> None:
+        """Does a job; whatever happens, its caller hears of it and the thread goes on."""
+        future = job.future if isinstance(job, _Job) else Future[Artifact]()
+        try:
+            if child is None:
+                raise Internal("COMPILE_CRASHED", "no compile child can be started")
+            if isinstance(job, _Job):
+                future.set_result(self._run(child, job))
+            else:
+                self._warm(child, job.vocabulary)
+        except ServiceError as error:
+            future.set_exception(error)
+        except Exception as error:
+            future.set_exception(Internal("COMPILE_CRASHED", repr(error)))
+            if child is not None:
+                child.kill("error")
+
+    def _warm(self, child: "_Child", vocabulary: Vocabulary) -> None:
+        if vocabulary.id in child.known:
+            return
+        child.wait_ready(self._closed)
+        child.send(("vocabulary", vocabulary))
+        self._answer(child)
+        child.known.add(vocabulary.id)
+
     def _run(self, child: "_Child", job: _Job) -> Artifact:
         try:
             child.wait_ready(self._closed)
+            self._warm(child, job.vocabulary)
             child.send(("compile", job.backend, job.spec, job.vocabulary.id))
             header = self._answer(child)
-            if "need" in header:
-                child.send(("vocabulary", job.vocabulary))
-                child.send(("compile", job.backend, job.spec, job.vocabulary.id))
-                header = self._answer(child)
+            if "need" in header:  # it had too many
+                child.known.clear()
+                return self._run(child, job)
             if "reason" in header:
                 raise Invalid(header["reason"], header["message"])
             return Artifact(child.receive(), header["compile_ms"])
@@ -183,6 +211,8 @@ class _Child:
             self._connection = Connection(ours.detach())
         self._stats = psutil.Process(self._process.pid)
         self._ready = False
+        self.known: set[str] = set()
+        """Ids of the vocabularies that it was sent."""
         self.alive = True
 
     def wait_ready(self, closed: threading.Event) -> None:

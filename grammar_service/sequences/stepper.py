@@ -1,6 +1,6 @@
 """What can be done with sequences: step, fork, close, show. Finds them, locks them, delegates."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from functools import lru_cache
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from grammar_service import metrics
-from grammar_service.backends.base import Backend, Matcher
+from grammar_service.backends.base import Matcher
 from grammar_service.errors import Invalid, NotFound, ServiceError
 from grammar_service.grammars.catalog import Catalog
 from grammar_service.masks.layout import Row as MaskRow
@@ -43,21 +43,25 @@ class State(NamedTuple):
     idle_seconds: float
 
 
+class _Engine(NamedTuple):
+    """What steps the sequences of one backend."""
+
+    advance: Advance
+    masker: Masker
+
+
 class Stepper:
     """The sequences of this replica. Thread-safe."""
 
     def __init__(
         self,
         catalog: Catalog,
-        backend: Backend,
         max_sequences: int,
         idle_seconds: float,
         matcher_bytes: int,
     ) -> None:
         self._catalog = catalog
-        self._backend = backend
-        self._advance = Advance(backend)
-        self._masker = Masker(backend)
+        self._engines: dict[str, _Engine] = {}
         self._matchers = MatcherCache(matcher_bytes)
         self._store: MemoryStore[Sequence] = MemoryStore(
             max_sequences, idle_seconds, self._make, self._ended
@@ -80,8 +84,9 @@ class Stepper:
                 if row.sequence is not None and row.sequence.closed:
                     row.end(Outcome.UNKNOWN_SEQUENCE)
             try:
-                self._advance.align([row for row in rows if row.open()])
-                self._masker.fill(rows, masks, width)
+                for engine, group in self._by_backend(rows):
+                    engine.advance.align([row for row in group if row.open()])
+                    engine.masker.fill(group, masks, width)
             except BaseException:
                 # Histories are right at any moment; matchers may have run ahead of them.
                 for sequence in sequences:
@@ -126,6 +131,28 @@ class Stepper:
                 self._store.idle(sequence),
             )
 
+    def _by_backend(self, rows: Seq[Row]) -> Iterable[tuple["_Engine", Seq[Row]]]:
+        """The rows by the backend of their grammars; those without a sequence go with the first."""
+        groups: dict[str, list[Row]] = {}
+        homeless = []
+        for row in rows:
+            if row.sequence is None:
+                homeless.append(row)
+            else:
+                groups.setdefault(row.sequence.grammar.backend.name, []).append(row)
+        for group in groups.values():
+            group += homeless
+            homeless = []
+            assert group[0].sequence is not None
+            yield self._engine(group[0].sequence), group
+
+    def _engine(self, sequence: Sequence) -> "_Engine":
+        backend = sequence.grammar.backend
+        engine = self._engines.get(backend.name)
+        if engine is None:
+            engine = self._engines[backend.name] = _Engine(Advance(backend), Masker(backend))
+        return engine
+
     def _outcome(self, sequence: Sequence) -> tuple[Outcome, str]:
         if sequence.rejection is not None:
             return Outcome.REJECTED, sequence.rejection.message
@@ -134,8 +161,8 @@ class Stepper:
         if len(sequence.history) < sequence.opening.constraint_start:
             return Outcome.OK, ""
         try:
-            matcher = sequence.matcher or self._advance.rebuild(sequence)
-            completed = self._backend.completed([matcher])[0]
+            matcher = sequence.matcher or self._engine(sequence).advance.rebuild(sequence)
+            completed = sequence.grammar.backend.completed([matcher])[0]
         except Exception as error:
             return Outcome.FAILED, str(error)
         return (Outcome.COMPLETE if completed else Outcome.OK), ""
@@ -226,7 +253,7 @@ class Stepper:
         if source.matcher is None:
             return None
         try:
-            return self._backend.fork(source.matcher)
+            return source.grammar.backend.fork(source.matcher)
         except Exception:
             metrics.BACKEND_ERRORS.labels("fork").inc()
             return None

@@ -17,7 +17,7 @@ from engine_client.wire import (
     tokenizers_pb2,
     tokenizers_pb2_grpc,
 )
-from grammar_service.backends import create
+from grammar_service.backends import NAMES, create
 from grammar_service.grammars.catalog import Catalog
 from grammar_service.grammars.children import CompileChildren
 from grammar_service.grammars.tokenizers import Tokenizers
@@ -47,7 +47,7 @@ class GrammarServer:
     def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
         self._stopping = threading.Event()
-        backend = create("xgrammar", settings.step_threads)
+        backends = {name: create(name, settings.step_threads) for name in NAMES}
         self._children = CompileChildren(
             settings.compile_workers,
             settings.compile_seconds,
@@ -55,10 +55,9 @@ class GrammarServer:
             settings.compile_queue,
         )
         self._tokenizers = Tokenizers(settings.max_tokenizers)
-        catalog = Catalog(backend, self._children, settings.grammar_cache_bytes)
+        self._catalog = Catalog(backends, self._children, settings.grammar_cache_bytes)
         self._stepper = Stepper(
-            catalog,
-            backend,
+            self._catalog,
             settings.max_sequences,
             settings.idle_seconds,
             settings.matcher_cache_bytes,
@@ -79,10 +78,10 @@ class GrammarServer:
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         tokenizers_pb2_grpc.add_TokenizerServiceServicer_to_server(
-            TokenizerService(self._tokenizers, settings), self._server
+            TokenizerService(self._tokenizers, self._catalog, settings), self._server
         )
         grammars_pb2_grpc.add_GrammarServiceServicer_to_server(
-            GrammarService(self._tokenizers, catalog, settings), self._server
+            GrammarService(self._tokenizers, self._catalog, settings), self._server
         )
         sequences_pb2_grpc.add_SequenceServiceServicer_to_server(
             SequenceService(self._stepper, settings, self._streams), self._server
@@ -100,7 +99,8 @@ class GrammarServer:
         """Registers the settings' tokenizers, and serves. Raises ValueError for a bad path."""
         for path in self._settings.tokenizers:
             vocabulary = Vocabulary.from_path(path)
-            self._tokenizers.add(vocabulary)
+            if not self._tokenizers.add(vocabulary):
+                self._catalog.prepare(vocabulary)
             logger().info("tokenizer registered", path=str(path), tokenizer=vocabulary.id)
         if self._settings.metrics_port:
             start_http_server(self._settings.metrics_port, addr="127.0.0.1")

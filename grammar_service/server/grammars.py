@@ -1,7 +1,7 @@
 """TokenizerService and GrammarService: uploads, compiles, and what is held."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import grpc
 
@@ -10,7 +10,7 @@ from engine_client.vocabulary import Vocabulary
 from engine_client.wire import grammars_pb2, tokenizers_pb2
 from engine_client.wire.grammars_pb2_grpc import GrammarServiceServicer
 from engine_client.wire.tokenizers_pb2_grpc import TokenizerServiceServicer
-from grammar_service.errors import Exhausted, Invalid, ServiceError
+from grammar_service.errors import Exhausted, Invalid, ServiceError, Unenforced
 from grammar_service.grammars.catalog import Catalog, Grammar
 from grammar_service.grammars.spec import canonical
 from grammar_service.grammars.tokenizers import Tokenizers
@@ -26,16 +26,23 @@ _TYPES = {
     grammars_pb2.GRAMMAR_TYPE_CHOICE: GrammarType.CHOICE,
     grammars_pb2.GRAMMAR_TYPE_EBNF: GrammarType.EBNF,
     grammars_pb2.GRAMMAR_TYPE_STRUCTURAL_TAG: GrammarType.STRUCTURAL_TAG,
+    grammars_pb2.GRAMMAR_TYPE_LARK: GrammarType.LARK,
 }
-_BACKENDS = {grammars_pb2.BACKEND_UNSPECIFIED: "auto", grammars_pb2.BACKEND_XGRAMMAR: "xgrammar"}
+_BACKENDS = {
+    grammars_pb2.BACKEND_UNSPECIFIED: "auto",
+    grammars_pb2.BACKEND_XGRAMMAR: "xgrammar",
+    grammars_pb2.BACKEND_LLGUIDANCE: "llguidance",
+    grammars_pb2.BACKEND_OUTLINES: "outlines",
+}
 _BACKENDS_BY_NAME = {name: value for value, name in _BACKENDS.items()}
 
 
 class TokenizerService(TokenizerServiceServicer):
     """Takes in vocabularies."""
 
-    def __init__(self, tokenizers: Tokenizers, settings: ServiceSettings) -> None:
+    def __init__(self, tokenizers: Tokenizers, catalog: Catalog, settings: ServiceSettings) -> None:
         self._tokenizers = tokenizers
+        self._catalog = catalog
         self._settings = settings
 
     def RegisterTokenizer(
@@ -47,6 +54,8 @@ class TokenizerService(TokenizerServiceServicer):
         try:
             vocabulary = self._read(request_iterator)
             known = self._tokenizers.add(vocabulary)
+            if not known:
+                self._catalog.prepare(vocabulary)
         except ServiceError as error:
             abort(context, error)
         return tokenizers_pb2.RegisterTokenizerResponse(
@@ -164,6 +173,10 @@ def _spec(spec: grammars_pb2.GrammarSpec) -> GrammarSpec:
         ),
         close_objects=options.close_objects,
         allow_unenforced=options.allow_unenforced,
+        fixed_key_order=options.fixed_key_order,
+        strict_formats=options.strict_formats,
+        item_separator=options.item_separator or ",",
+        key_separator=options.key_separator or ":",
         backend=_BACKENDS[spec.backend],
     )
 
@@ -175,12 +188,15 @@ def _grammar(grammar: Grammar) -> grammars_pb2.Grammar:
         backend=_BACKENDS_BY_NAME[grammar.backend.name],
         width=grammar.vocabulary.width,
         stop_token_ids=grammar.vocabulary.stop_token_ids,
-        unenforced=[
-            grammars_pb2.Unenforced(pointer=item.pointer, keyword=item.keyword)
-            for item in grammar.unenforced
-        ],
+        unenforced=_named(grammar.unenforced),
+        annotations=_named(grammar.annotations),
+        compiled_source=grammar.compiled_source,
         memory_bytes=grammar.memory_bytes,
     )
+
+
+def _named(items: Iterable[Unenforced]) -> list[grammars_pb2.Unenforced]:
+    return [grammars_pb2.Unenforced(pointer=i.pointer, keyword=i.keyword) for i in items]
 
 
 def _tokenizer(vocabulary: Vocabulary) -> tokenizers_pb2.Tokenizer:

@@ -1,0 +1,143 @@
+"""What `auto` does: which backends are tried for a spec, in which order, and with which text.
+
+The plan is a function of the spec alone, so it is the same on every replica. A JSON schema goes to
+the backends that enforce all of it, llguidance first, since it is ready in milliseconds where
+xgrammar takes a second on open objects; what one refuses, the next may take. A regular expression
+or a choice goes to xgrammar first, which compiles those quickly and steps cheapest. EBNF and
+structural tags are xgrammar's languages, Lark is llguidance's.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine_client.spec import GrammarSpec, GrammarType
+from grammar_service.errors import Invalid, ServiceError, Unenforced
+from grammar_service.grammars.schema import candidates, check, refusal, rewrite
+from grammar_service.grammars.spec import dump_json, parse_json
+
+_SPEAKERS = {
+    GrammarType.REGEX: ("xgrammar", "llguidance", "outlines"),
+    GrammarType.CHOICE: ("xgrammar", "llguidance", "outlines"),
+    GrammarType.EBNF: ("xgrammar",),
+    GrammarType.STRUCTURAL_TAG: ("xgrammar",),
+    GrammarType.LARK: ("llguidance",),
+}
+_SCHEMA_SPEAKERS = ("llguidance", "xgrammar", "outlines")
+_DIALECTS = {
+    GrammarType.REGEX: "a regular expression (no look-around, no back references)",
+    GrammarType.CHOICE: "a list of texts",
+    GrammarType.EBNF: "GBNF, with rules like `root ::= ...`",
+    GrammarType.STRUCTURAL_TAG: "a structural tag in xgrammar's format",
+    GrammarType.LARK: "Lark as llguidance speaks it, with rules like `start: ...`",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A backend for a spec.
+
+    Attributes:
+        backend: Its name.
+        specs: The spec in the forms for it: the first that it doesn't refuse counts.
+        unenforced: What its masks wouldn't enforce.
+        annotations: The formats that they wouldn't.
+    """
+
+    backend: str
+    specs: tuple[GrammarSpec, ...]
+    unenforced: tuple[Unenforced, ...] = ()
+    annotations: tuple[Unenforced, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The attempts for a spec, the best first, and how a refusal of all of them reads."""
+
+    attempts: tuple[Attempt, ...]
+    refused: Callable[[list[ServiceError]], ServiceError]
+
+
+def plan(spec: GrammarSpec) -> Plan:
+    """The plan for a canonical spec. Raises Invalid."""
+    if spec.type in (GrammarType.JSON_SCHEMA, GrammarType.JSON_OBJECT):
+        return _plan_schema(spec)
+    backends = _asked(spec, _SPEAKERS[spec.type])
+    if not backends:
+        raise Invalid(
+            "SPEC_UNSUPPORTED",
+            f"{spec.backend} doesn't speak {spec.type}; {' or '.join(_SPEAKERS[spec.type])} does",
+        )
+
+    def refused(errors: list[ServiceError]) -> ServiceError:
+        first = errors[0]
+        if not isinstance(first, Invalid):
+            return first
+        return Invalid("SPEC_INVALID", f"expected {_DIALECTS[spec.type]}: {first.message}")
+
+    return Plan(tuple(Attempt(backend, (spec,)) for backend in backends), refused)
+
+
+def _plan_schema(spec: GrammarSpec) -> Plan:
+    schema = {"type": "object"} if spec.type is GrammarType.JSON_OBJECT else parse_json(spec.source)
+    rewritten = rewrite(schema, check(schema), spec.close_objects)
+    found = candidates(
+        rewritten,
+        _asked(spec, _SCHEMA_SPEAKERS),
+        strict_formats=spec.strict_formats,
+        any_order=not spec.fixed_key_order,
+    )
+    attempts = tuple(
+        Attempt(
+            candidate.backend,
+            tuple(_as_schema(spec, form) for form in candidate.schemas),
+            candidate.unenforced,
+            candidate.annotations,
+        )
+        for candidate in found
+        if _separates(spec, candidate.backend)
+    )
+    if not attempts:
+        raise Invalid("SPEC_UNSUPPORTED", f"{spec.backend} can't have separators of its own")
+
+    def refused(errors: list[ServiceError]) -> ServiceError:
+        best = attempts[0]
+        if best.unenforced:
+            return unenforced_error(best)
+        lasting = [error for error in errors if not isinstance(error, Invalid)]
+        if lasting:
+            return lasting[0]
+        named = refusal(errors[0].message, rewritten)
+        return Invalid(
+            "SPEC_UNENFORCED",
+            f"{named.keyword} at {named.pointer or '/'} isn't enforced by any backend: "
+            f"{errors[0].message}",
+            (named,),
+        )
+
+    return Plan(attempts, refused)
+
+
+def unenforced_error(attempt: Attempt) -> Invalid:
+    """The refusal of a spec of which a part isn't enforced, and the caller didn't say it may."""
+    parts = attempt.unenforced
+    named = ", ".join(f"{item.keyword} at {item.pointer or '/'}" for item in parts[:5])
+    more = f" and {len(parts) - 5} more" if len(parts) > 5 else ""
+    return Invalid(
+        "SPEC_UNENFORCED",
+        f"{named}{more}: no backend enforces that; drop it from the schema, or set "
+        "allow_unenforced and check the output yourself",
+        parts,
+    )
+
+
+def _asked(spec: GrammarSpec, speakers: tuple[str, ...]) -> tuple[str, ...]:
+    return speakers if spec.backend == "auto" else tuple(b for b in speakers if b == spec.backend)
+
+
+def _separates(spec: GrammarSpec, backend: str) -> bool:
+    return backend != "outlines" or (spec.item_separator, spec.key_separator) == (",", ":")
+
+
+def _as_schema(spec: GrammarSpec, form: object) -> GrammarSpec:
+    return dataclasses.replace(spec, type=GrammarType.JSON_SCHEMA, source=dump_json(form))
