@@ -19,6 +19,8 @@ from grammar_service.grammars.children import CompileChildren
 from grammar_service.grammars.plan import Attempt, plan
 from grammar_service.grammars.spec import grammar_id as grammar_id_of
 
+_MAX_REFUSAL_BYTES = 4 << 20
+
 
 @dataclass(slots=True, eq=False)
 class Grammar:
@@ -51,6 +53,9 @@ class Catalog:
         self._bytes = 0
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._running: dict[str, Future[Grammar]] = {}
+        self._refusals: OrderedDict[str, Invalid] = OrderedDict()
+        """What a spec itself is the reason of; never a deadline, a kill or a crash."""
+        self._refusal_bytes = 0
         self._lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec, vocabulary: Vocabulary) -> tuple[Grammar, bool]:
@@ -63,13 +68,17 @@ class Catalog:
             held = self._grammars.get(grammar_id)
             if held is not None:
                 self._grammars.move_to_end(grammar_id)
+            refusal = self._refusals.get(grammar_id)
             running = self._running.get(grammar_id)
-            ours = held is None and running is None
+            ours = held is None and refusal is None and running is None
             if ours:
                 running = self._running[grammar_id] = Future()
         if held is not None:
             metrics.COMPILES.labels("cached").inc()
             return held, True
+        if refusal is not None:
+            metrics.COMPILES.labels("refusal_cached").inc()
+            raise Invalid(refusal.reason, refusal.message, refusal.unenforced)
         assert running is not None
         if ours:
             self._compile(running, grammar_id, spec, vocabulary)
@@ -116,6 +125,8 @@ class Catalog:
             metrics.COMPILES.labels(reason.lower()).inc()
             with self._lock:
                 del self._running[grammar_id]
+                if isinstance(error, Invalid):
+                    self._keep_refusal(grammar_id, error)
             running.set_exception(error)
             return
         metrics.COMPILES.labels("compiled").inc()
@@ -170,6 +181,13 @@ class Catalog:
             annotations=attempt.annotations,
         )
 
+    def _keep_refusal(self, grammar_id: str, error: Invalid) -> None:
+        """Needs the lock."""
+        self._refusals[grammar_id] = error
+        self._refusal_bytes += _refusal_size(grammar_id, error)
+        while self._refusal_bytes > _MAX_REFUSAL_BYTES:
+            self._refusal_bytes -= _refusal_size(*self._refusals.popitem(last=False))
+
     def _evict(self) -> None:
         """Drops unpinned grammars until the limit holds; the newest stays. Needs the lock."""
         newest = next(reversed(self._grammars))
@@ -182,6 +200,11 @@ class Catalog:
                 metrics.GRAMMAR_EVICTIONS.inc()
         metrics.GRAMMARS.set(len(self._grammars))
         metrics.GRAMMAR_BYTES.set(self._bytes)
+
+
+def _refusal_size(grammar_id: str, error: Invalid) -> int:
+    named = sum(len(item.pointer) + len(item.keyword) for item in error.unenforced)
+    return 500 + len(grammar_id) + len(error.message) + named
 
 
 def _unknown(grammar_id: str) -> NotFound:

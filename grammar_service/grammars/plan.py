@@ -10,10 +10,18 @@ structural tags are xgrammar's languages, Lark is llguidance's.
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from engine_client.spec import GrammarSpec, GrammarType
 from grammar_service.errors import Invalid, ServiceError, Unenforced
-from grammar_service.grammars.schema import candidates, check, refusal, rewrite
+from grammar_service.grammars.schema import (
+    candidates,
+    check,
+    refusal,
+    rewrite,
+    unenforced,
+    unenforced_formats,
+)
 from grammar_service.grammars.spec import dump_json, parse_json
 
 _SPEAKERS = {
@@ -69,13 +77,47 @@ def plan(spec: GrammarSpec) -> Plan:
             f"{spec.backend} doesn't speak {spec.type}; {' or '.join(_SPEAKERS[spec.type])} does",
         )
 
+    attempts = tuple(Attempt(backend, (spec,)) for backend in backends)
+    if spec.type is GrammarType.STRUCTURAL_TAG:
+        attempts = (_attempt_tag(spec),)
+
     def refused(errors: list[ServiceError]) -> ServiceError:
+        if attempts[0].unenforced and not errors:
+            return unenforced_error(attempts[0])
         first = errors[0]
         if not isinstance(first, Invalid):
             return first
         return Invalid("SPEC_INVALID", f"expected {_DIALECTS[spec.type]}: {first.message}")
 
-    return Plan(tuple(Attempt(backend, (spec,)) for backend in backends), refused)
+    return Plan(attempts, refused)
+
+
+def _attempt_tag(spec: GrammarSpec) -> Attempt:
+    """A structural tag, with the schemas in it in the form that xgrammar enforces most of."""
+    tag = parse_json(spec.source)
+    missing: list[Unenforced] = []
+    formats: list[Unenforced] = []
+    stack: list[tuple[str, Any]] = [("", tag)]
+    while stack:
+        pointer, node = stack.pop()
+        if isinstance(node, list):
+            stack += [(f"{pointer}/{index}", item) for index, item in enumerate(node)]
+        if not isinstance(node, dict):
+            continue
+        stack += [(f"{pointer}/{key}", item) for key, item in node.items() if key != "json_schema"]
+        if node.get("type") != "json_schema" or "json_schema" not in node:
+            continue
+        schema = node["json_schema"]
+        rewritten = rewrite(schema, check(schema), spec.close_objects)
+        at = f"{pointer}/json_schema"
+        missing += [Unenforced(at + p, k) for p, k in unenforced(rewritten, "xgrammar")]
+        formats += [Unenforced(at + p, k) for p, k in unenforced_formats(rewritten, "xgrammar")]
+        if node.get("style", "json") == "json":
+            node["json_schema"] = rewritten.schema
+    bound = dataclasses.replace(spec, source=dump_json(tag))
+    if spec.strict_formats:
+        missing += formats
+    return Attempt("xgrammar", (bound,), tuple(missing), tuple(formats))
 
 
 def _plan_schema(spec: GrammarSpec) -> Plan:
