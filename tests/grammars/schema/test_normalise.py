@@ -18,9 +18,12 @@ def _text(schema: Any) -> str:
         ({"type": "integer", "description": "a"}, {"description": "b", "type": "integer"}),
         ({"type": "string", "x-order": 1, "examples": ["a"]}, {"type": "string"}),
         ({"properties": {"a": {"title": "A"}}}, {"properties": {"a": {}}}),
-        ({"$defs": {"a": {"title": "A"}}, "$ref": "#/$defs/a"}, {"$ref": "#/$defs/a", "$defs": {"a": {}}}),
+        (
+            {"$defs": {"a": {"title": "A"}}, "$ref": "#/$defs/a"},
+            {"$ref": "#/$defs/a", "$defs": {"a": {}}},
+        ),
     ],
-)  # fmt: skip
+)
 def test_same(one: Any, two: Any) -> None:
     assert _text(one) == _text(two)
 

@@ -2,12 +2,14 @@
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import llguidance
-import outlines_core
+import outlines_core  # type: ignore[import-untyped]
 import xgrammar
-from outlines_core.json_schema import build_regex_from_schema
+from outlines_core.json_schema import (  # type: ignore[import-untyped]
+    build_regex_from_schema,
+)
 
 from grammar_service.grammars.schema import llguidance_overrides
 
@@ -60,7 +62,7 @@ class Texts:
 
     def _compile_llguidance(self, schema: Any) -> llguidance.LLMatcher:
         grammar = llguidance.LLMatcher.grammar_from_json_schema(
-            json.dumps(schema), overrides=llguidance_overrides(8)
+            json.dumps(schema), overrides=cast(Any, llguidance_overrides(8))
         )
         matcher = llguidance.LLMatcher(_llguidance_tokenizer(), grammar, log_level=0)
         if matcher.is_error():
@@ -70,7 +72,8 @@ class Texts:
     def _accepts_llguidance(self, text: bytes) -> bool:
         matcher = self._compiled.deep_copy()
         tokens = list(text)
-        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        taken = matcher.try_consume_tokens(tokens)
+        return bool(taken == len(tokens) and matcher.is_accepting())
 
     def _compile_xgrammar(self, schema: Any) -> xgrammar.CompiledGrammar:
         return _xgrammar_compiler().compile_json_schema(
@@ -85,7 +88,7 @@ class Texts:
         regex = build_regex_from_schema(json.dumps(schema), r"[ \n\r\t]{0,8}")
         vocabulary = outlines_core.Vocabulary(
             _EOS,
-            {bytes([byte]): [byte] for byte in range(256)},  # type: ignore[dict-item]
+            {bytes([byte]): [byte] for byte in range(256)},
         )
         return outlines_core.Index(regex, vocabulary)
 
