@@ -302,7 +302,11 @@ class Simplifier:
         if isinstance(new, bool):
             return new
         _drop_counts(new)
-        pure = [part for part in new.get("allOf", ()) if part.keys() <= {ORIGIN, "anyOf"}]
+        pure = [
+            part
+            for part in new.get("allOf", ())
+            if isinstance(part, dict) and "anyOf" in part and part.keys() <= {ORIGIN, "anyOf"}
+        ]
         if pure and "anyOf" not in new:
             new["anyOf"] = pure[0]["anyOf"]
             new["allOf"] = [part for part in new["allOf"] if part is not pure[0]]
