@@ -106,16 +106,17 @@ def _dialect(schema: Any) -> int:
         if error is None:
             return dialect
         found = found or error
-    _not_valid(found)
+    raise _not_valid(found)
 
 
-def _not_valid(error: Any) -> NoReturn:
+def _not_valid(error: Any) -> Invalid:
     error = jsonschema.exceptions.best_match([error]) or error
     pointer = "".join(f"/{escape(str(part))}" for part in error.absolute_path)
     hint = ""
     if error.absolute_path and error.absolute_path[-1] == "required":
         hint = "; `required` is a list of names, beside `properties`"
-    _invalid(pointer, f"{error.message[:200]}{hint}; correct it")
+    message = f"{error.message[:200]}{hint}; correct it"
+    return Invalid("SPEC_INVALID", f"the schema at {pointer or '/'}: {message}")
 
 
 @lru_cache(maxsize=8)

@@ -59,6 +59,7 @@ class Modern:
         self._schema = schema
         self._dialect = dialect
         self._references = References(schema)
+        self._evaluates = '"unevaluatedItems"' in json.dumps(schema)
         self._names: dict[str, str] = {}
         self.definitions: dict[str, Schema] = {}
         self.root = self._schema_at("", schema)
@@ -83,6 +84,9 @@ class Modern:
         for key, value in node.items():
             self._keyword(pointer, node, key, value, new)
         _drop_empty(new)
+        # Items that contain something count as evaluated; nothing else does.
+        if not self._evaluates:
+            _drop_contains(new)
         return new
 
     def _keyword(self, pointer: str, node: Node, key: str, value: Any, new: Node) -> None:
@@ -162,15 +166,18 @@ def _drop_empty(node: Node) -> None:
     if "contains" not in node:
         node.pop("minContains", None)
         node.pop("maxContains", None)
-    elif node["contains"] is True or (node["contains"] is False and node.get("minContains") != 0):
-        _plain_contains(node)
     for key in ("prefixItems", "properties", "patternProperties", "allOf"):
         if key in node and not node[key]:
             del node[key]
 
 
-def _plain_contains(node: Node) -> None:
+def _drop_contains(node: Node) -> None:
     """`contains: true` is about the length alone; `contains: false` allows no array."""
+    if node.get("contains") is False and node.get("minContains") == 0:
+        for key in ("contains", "minContains", "maxContains"):
+            node.pop(key, None)
+    if not isinstance(node.get("contains"), bool):
+        return
     contains = node.pop("contains")
     least = node.pop("minContains", 1)
     most = node.pop("maxContains", None)

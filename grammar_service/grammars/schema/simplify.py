@@ -38,6 +38,11 @@ MAX_STEPS = 20_000
 MAX_COPIED = 20_000
 """Bytes of siblings that are copied into the branches of an anyOf."""
 _OBJECT = {"properties", "patternProperties", "additionalProperties", "required"}
+_DEPENDS = (
+    "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependentRequired", "contains", "enum",
+    "$dynamicRef", "$recursiveRef",
+)  # fmt: skip
+"""Keywords that evaluate more or less by the value, or that are rewritten."""
 _PLAIN_FORMS = (
     ("unevaluatedProperties", "additionalProperties"),
     ("unevaluatedItems", "items"),
@@ -64,10 +69,9 @@ class Simplifier:
         self._steps += 1
         if isinstance(schema, bool) or self._steps > MAX_STEPS:
             return schema
-        node = {key: self._keyword(key, value) for key, value in schema.items()}
-        if any(key.startswith("unevaluated") for key in node):
-            return self._evaluating(node)
-        return self._node(node)
+        if any(key.startswith("unevaluated") for key in schema):
+            return self._evaluating(schema)
+        return self._node({key: self._keyword(key, value) for key, value in schema.items()})
 
     def _keyword(self, key: str, value: Any) -> Any:
         if key in ("properties", "patternProperties", "dependentSchemas"):
@@ -111,28 +115,39 @@ class Simplifier:
             result = self._both(result, part)
         return self._tidy(result) if isinstance(result, dict) else result
 
-    def _evaluating(self, node: Node) -> Schema:
+    def _evaluating(self, schema: Node) -> Schema:
         """A node with unevaluatedProperties or unevaluatedItems, which look at their siblings.
 
         With nothing beside them that applies schemas, or what merges into one, these are
-        additionalProperties and items.
+        additionalProperties and items. Else all stays as it is: no library enforces it.
         """
-        rest = {key: value for key, value in node.items() if not key.startswith("unevaluated")}
-        merged: Schema = rest
-        if {"allOf", "$ref"} & rest.keys():
-            merged = self._node(dict(rest))
-        if isinstance(merged, bool) or any(
-            key in merged for key in (*APPLICATORS, "contains", "enum")
-        ):
-            return node
-        if {"anyOf", "oneOf", "not", "if", "dependentSchemas", "enum"} & rest.keys():
-            return node
+        rest = {key: value for key, value in schema.items() if not key.startswith("unevaluated")}
+        if not self._static(rest, frozenset()):
+            return schema
+        merged = self._node({key: self._keyword(key, value) for key, value in rest.items()})
+        if isinstance(merged, bool) or any(key in merged for key in APPLICATORS):
+            return schema
         merged = dict(merged)
         for key, plain in _PLAIN_FORMS:
             # Where the plain form is there, it has evaluated the rest already.
-            if key in node and plain not in merged:
-                merged[plain] = node[key]
+            if key in schema and plain not in merged:
+                merged[plain] = self.simplify(schema[key])
         return self._tidy(merged)
+
+    def _static(self, schema: Schema, seen: frozenset[str]) -> bool:
+        """Whether what a schema evaluates is plain to see: the properties and items it names."""
+        if isinstance(schema, bool):
+            return True
+        if any(key in schema for key in _DEPENDS) or any(key.startswith("un") for key in schema):
+            return False
+        parts = list(schema.get("allOf", ()))
+        name = reference_name(schema)
+        if name is not None:
+            if name in seen:
+                return False
+            seen |= {name}
+            parts.append(self._modern.definitions[name])
+        return all(self._static(part, seen) for part in parts)
 
     def _both(self, first: Schema, second: Schema) -> Schema:
         """The conjunction of two simple schemas, simple again."""
@@ -287,7 +302,11 @@ class Simplifier:
         if isinstance(new, bool):
             return new
         _drop_counts(new)
-        pure = [part for part in new.get("allOf", ()) if part.keys() <= {ORIGIN, "anyOf"}]
+        pure = [
+            part
+            for part in new.get("allOf", ())
+            if isinstance(part, dict) and "anyOf" in part and part.keys() <= {ORIGIN, "anyOf"}
+        ]
         if pure and "anyOf" not in new:
             new["anyOf"] = pure[0]["anyOf"]
             new["allOf"] = [part for part in new["allOf"] if part is not pure[0]]
