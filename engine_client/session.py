@@ -27,7 +27,7 @@ from engine_client.wire import sequences_pb2 as pb
 
 _MAX_BOUND = 4096
 _ROUNDS = 8
-"""Healings of one step: gap, sequence, grammar, and what a second replica may add."""
+"""Answers in a row that settle no row: gap, sequence, grammar, what a second replica may add."""
 _NO_REGION = {"REGION_NOT_FOUND", "REGION_INVALID", "REGION_TOO_SMALL"}
 _HEALED = {
     pb.OUTCOME_HISTORY_GAP: "healed_history_gap",
@@ -108,7 +108,8 @@ class Session:
     def receive(self, step: PendingStep, deadline: float) -> bool:
         """Waits for the answer, and heals; False if some rows have none by time.monotonic()."""
         indices = step.unsettled()
-        for _ in range(_ROUNDS):
+        rounds = 0
+        while rounds < _ROUNDS:
             reply = step.reply
             if not indices:
                 return True
@@ -126,7 +127,8 @@ class Session:
             else:
                 assert reply.response is not None
                 self._take(step, indices, reply.response, deadline)
-            indices = step.unsettled()
+            before, indices = indices, step.unsettled()
+            rounds = 0 if len(indices) < len(before) else rounds + 1
         return not indices
 
     def abandon(self, step: PendingStep) -> None:

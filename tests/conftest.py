@@ -14,7 +14,7 @@ _NUMBERS = itertools.count()
 @pytest.fixture(scope="session")
 def service() -> Iterator[ServiceProcess]:
     """A service with default settings, shared by all tests: use sequence ids of your own."""
-    with running_service() as process:
+    with running_service("--max-tokenizers", "200") as process:
         yield process
 
 

@@ -160,7 +160,7 @@ class SequenceServiceStub(typing.Generic[_SequenceServiceStepType, _SequenceServ
     """One step of a batch. The request binds all its rows itself, so no stream state is needed.
     Errors: INVALID_ARGUMENT with STEP_MALFORMED (columns that don't fit together), REGION_INVALID,
     REGION_TOO_SMALL; NOT_FOUND with REGION_NOT_FOUND; RESOURCE_EXHAUSTED with STEP_TOO_LARGE;
-    UNAVAILABLE with DRAINING.
+    UNAVAILABLE with DRAINING; INTERNAL with STEP_FAILED (a fault of the service, in its log).
     """
 
     StepStream: _SequenceServiceStepStreamType
@@ -220,7 +220,7 @@ class SequenceServiceServicer(metaclass=abc.ABCMeta):
         """One step of a batch. The request binds all its rows itself, so no stream state is needed.
         Errors: INVALID_ARGUMENT with STEP_MALFORMED (columns that don't fit together), REGION_INVALID,
         REGION_TOO_SMALL; NOT_FOUND with REGION_NOT_FOUND; RESOURCE_EXHAUSTED with STEP_TOO_LARGE;
-        UNAVAILABLE with DRAINING.
+        UNAVAILABLE with DRAINING; INTERNAL with STEP_FAILED (a fault of the service, in its log).
         """
 
     @abc.abstractmethod

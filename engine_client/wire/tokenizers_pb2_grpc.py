@@ -64,7 +64,8 @@ class TokenizerServiceServicer(object):
     def RegisterTokenizer(self, request_iterator, context):
         """Registers a vocabulary: one header, then the token bytes in chunks, in order of their ids.
         Errors: INVALID_ARGUMENT with TOKENIZER_INVALID (header missing or late, more or fewer tokens
-        than announced, an id out of range), RESOURCE_EXHAUSTED with TOKENIZER_TOO_LARGE.
+        than announced, an id out of range), RESOURCE_EXHAUSTED with TOKENIZER_TOO_LARGE or
+        TOO_MANY_TOKENIZERS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

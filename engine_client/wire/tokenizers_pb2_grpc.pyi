@@ -115,7 +115,8 @@ class TokenizerServiceStub(typing.Generic[_TokenizerServiceRegisterTokenizerType
     RegisterTokenizer: _TokenizerServiceRegisterTokenizerType
     """Registers a vocabulary: one header, then the token bytes in chunks, in order of their ids.
     Errors: INVALID_ARGUMENT with TOKENIZER_INVALID (header missing or late, more or fewer tokens
-    than announced, an id out of range), RESOURCE_EXHAUSTED with TOKENIZER_TOO_LARGE.
+    than announced, an id out of range), RESOURCE_EXHAUSTED with TOKENIZER_TOO_LARGE or
+    TOO_MANY_TOKENIZERS.
     """
 
     GetTokenizer: _TokenizerServiceGetTokenizerType
@@ -152,7 +153,8 @@ class TokenizerServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[engine_client.wire.tokenizers_pb2.RegisterTokenizerResponse, collections.abc.Awaitable[engine_client.wire.tokenizers_pb2.RegisterTokenizerResponse]]:
         """Registers a vocabulary: one header, then the token bytes in chunks, in order of their ids.
         Errors: INVALID_ARGUMENT with TOKENIZER_INVALID (header missing or late, more or fewer tokens
-        than announced, an id out of range), RESOURCE_EXHAUSTED with TOKENIZER_TOO_LARGE.
+        than announced, an id out of range), RESOURCE_EXHAUSTED with TOKENIZER_TOO_LARGE or
+        TOO_MANY_TOKENIZERS.
         """
 
     @abc.abstractmethod

@@ -111,6 +111,9 @@ class CompileChildren:
                 job = self._jobs.get()
                 if job is None:
                     return
+                if child is not None and child.died():
+                    child.kill("died")
+                    child = None
                 child = child or _start()
                 self._do(child, job)
         finally:
@@ -236,6 +239,10 @@ class _Child:
     def receive(self) -> bytes:
         """The next message. Raises EOFError if the child is dead."""
         return self._connection.recv_bytes()
+
+    def died(self) -> bool:
+        """Whether the process ended by itself, or by somebody else's hand."""
+        return self._process.poll() is not None
 
     def memory(self) -> int:
         """Resident bytes; 0 once it is dead."""

@@ -169,7 +169,7 @@ def _begin(row: Row, out: MaskRow) -> _Chain | None:
     rows = slice(row.mask_row, row.mask_row + 1 + len(row.drafts))
     sequence = row.sequence
     if sequence is None or row.outcome in _WITHOUT_MASK:
-        out[rows] = 0
+        out[rows] = 0 if row.stop_row is None else row.stop_row
         return None
     if row.open() and sequence.terminated():
         row.ignored = len(sequence.history) - 1 - sequence.terminated_at

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import IntEnum
 
+from grammar_service.masks.layout import Row as MaskRow
 from grammar_service.sequences.sequence import Opening, Sequence
 
 
@@ -35,6 +36,8 @@ class Row:
     opening: Opening | None = None
 
     sequence: Sequence | None = None
+    stop_row: MaskRow | None = None
+    """The mask of a row that fails before it has a sequence, where that is known."""
     outcome: Outcome = Outcome.UNSPECIFIED
     legal_drafts: int = 0
     rewound: int = 0

@@ -190,6 +190,7 @@ class Stepper:
             row.end(Outcome.UNKNOWN_SEQUENCE, "ROW_UNBOUND", "no sequence is bound to this row")
             return None
         if sequence_id in seen:
+            row.stop_row = seen[sequence_id].stop_row
             row.end(Outcome.FAILED, "DUPLICATE_SEQUENCE", "the step has this sequence already")
             return None
         try:

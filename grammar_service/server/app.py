@@ -1,6 +1,7 @@
 """Puts the service together, starts it and stops it."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -28,6 +29,32 @@ from grammar_service.server.log import logger
 from grammar_service.server.sequences import SequenceService
 from grammar_service.server.streams import Streams
 from grammar_service.settings import ServiceSettings
+
+
+class Health(health.HealthServicer):  # type: ignore[misc]
+    """The standard service, whose watchers are let go when it stops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._respond: list[Callable[[health_pb2.HealthCheckResponse | None], None]] = []
+
+    def stop(self) -> None:
+        """Says NOT_SERVING from now on, and ends watches: they would hold the whole grace up."""
+        self.enter_graceful_shutdown()
+        for respond in list(self._respond):
+            respond(None)
+
+    def Watch(
+        self,
+        request: health_pb2.HealthCheckRequest,
+        context: grpc.ServicerContext,
+        send_response_callback: Callable[[health_pb2.HealthCheckResponse | None], None],
+    ) -> None:
+        """As the standard has it. None is the callback's word for the end."""
+        self._respond.append(send_response_callback)
+        context.add_callback(lambda: self._respond.remove(send_response_callback))
+        super().Watch(request, context, send_response_callback)
+
 
 _OTHER_CALLS = 32
 """Threads beyond those of streams and compiles: health, uploads, forks, closes, unary steps."""
@@ -74,7 +101,7 @@ class GrammarServer:
             ],
             maximum_concurrent_rpcs=threads,
         )
-        self._health = health.HealthServicer()
+        self._health = Health()
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         tokenizers_pb2_grpc.add_TokenizerServiceServicer_to_server(
@@ -111,7 +138,7 @@ class GrammarServer:
     def stop(self) -> None:
         """Drains: health says NOT_SERVING, streams end after their step, calls get the grace."""
         self._stopping.set()
-        self._health.enter_graceful_shutdown()
+        self._health.stop()
         self._streams.drain()
         self._server.stop(self._settings.grace_seconds).wait()
         self._children.close()

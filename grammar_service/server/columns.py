@@ -67,7 +67,9 @@ def read_rows(
     tokens = _parts("tokens", request.tokens, token_counts)
     drafts = _parts("drafts", request.drafts, draft_counts)
     if count and max(draft_counts) > settings.max_drafts:
-        raise Exhausted("STEP_TOO_LARGE", f"at most {settings.max_drafts} drafts an entry")
+        raise Exhausted(
+            "STEP_TOO_LARGE", f"at most {settings.max_drafts} drafts an entry (max_drafts)"
+        )
     total = count + len(request.drafts)
     if total > settings.max_mask_rows:
         raise Exhausted(

@@ -84,7 +84,9 @@ class TokenizerService(TokenizerServiceServicer):
         if first is None or not first.HasField("header"):
             raise Invalid("TOKENIZER_INVALID", "an upload begins with its header")
         header = first.header
-        if not 0 < header.vocab_size <= _MAX_VOCABULARY or header.width > _MAX_VOCABULARY:
+        if header.vocab_size == 0:
+            raise Invalid("TOKENIZER_INVALID", "the header announces no tokens (vocab_size)")
+        if max(header.vocab_size, header.width) > _MAX_VOCABULARY:
             raise Exhausted("TOKENIZER_TOO_LARGE", f"vocab_size and width: 1 to {_MAX_VOCABULARY}")
         tokens: list[bytes] = []
         size = 0
@@ -93,15 +95,15 @@ class TokenizerService(TokenizerServiceServicer):
                 raise Invalid("TOKENIZER_INVALID", "after the header come chunks only")
             tokens += request.chunk.tokens
             size += request.ByteSize()
-            if len(tokens) > header.vocab_size or size > self._settings.max_message_bytes:
-                raise Exhausted(
-                    "TOKENIZER_TOO_LARGE",
-                    f"more than the {header.vocab_size} tokens announced, or more than "
-                    f"{self._settings.max_message_bytes} bytes (max_message_bytes)",
-                )
+            if size > self._settings.max_message_bytes:
+                limit = self._settings.max_message_bytes
+                raise Exhausted("TOKENIZER_TOO_LARGE", f"over {limit} bytes (max_message_bytes)")
+            if len(tokens) > header.vocab_size:
+                break
         if len(tokens) != header.vocab_size:
             raise Invalid(
-                "TOKENIZER_INVALID", f"{header.vocab_size} tokens announced, {len(tokens)} came"
+                "TOKENIZER_INVALID",
+                f"{header.vocab_size} tokens announced, {len(tokens)} came",
             )
         try:
             return Vocabulary(

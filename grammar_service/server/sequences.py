@@ -136,26 +136,35 @@ class SequenceService(SequenceServiceServicer):
         self, request: pb.StepRequest, bindings: Bindings, regions: Regions
     ) -> pb.StepResponse:
         rows, count = read_rows(request, bindings, self._settings)
-        if not request.HasField("region"):
-            buffer: list[torch.Tensor] = []
+        region = request.region if request.HasField("region") else None
+        buffer: list[torch.Tensor] = []
 
-            def buffered(words: int) -> torch.Tensor:
-                buffer.append(self._buffer(count, words))
-                return buffer[0]
+        def buffered(words: int) -> torch.Tensor:
+            if region is not None:
+                regions.check(region.name, region.offset, count * words * 4)
+            buffer.append(self._buffer(count, words))
+            if request.mask_rows and region is None:
+                buffer[0].zero_()  # what lies between the entries' rows goes out too
+            return buffer[0]
 
-            self._stepper.step(rows, buffered)
-            response = write_rows(rows)
-            if buffer:
-                response.masks = buffer[0].numpy().tobytes()
+        self._stepper.step(rows, buffered)
+        response = write_rows(rows)
+        if not buffer:
             return response
-        region = request.region
-        self._stepper.step(
-            rows, lambda words: regions.rows(region.name, region.offset, count, words)
-        )
-        return write_rows(rows)
+        masks = buffer[0].numpy()
+        if region is None:
+            response.masks = masks.tobytes()
+        elif not request.mask_rows:
+            regions.write(region.name, region.offset, masks)
+        else:
+            for row in rows:
+                part = masks[row.mask_row : row.mask_row + 1 + len(row.drafts)]
+                start = region.offset + row.mask_row * masks.shape[1] * 4
+                regions.write(region.name, start, part)
+        return response
 
     def _buffer(self, count: int, words: int) -> torch.Tensor:
-        """Rows for inline masks, kept by the thread."""
+        """Rows that masks are filled in, kept by the thread."""
         held: torch.Tensor | None = getattr(self._buffers, "rows", None)
         if held is None or held.numel() < count * words:
             held = self._buffers.rows = torch.empty(count * words, dtype=torch.int32)

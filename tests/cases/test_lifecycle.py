@@ -48,6 +48,7 @@ def fork(stub: SequenceServiceStub, *pairs: tuple[Request, Request]) -> None:
     tokens = [list(source.tokens) for source, _ in pairs]
     for (_, target), copied in zip(pairs, tokens, strict=True):
         target.tokens = copied
+        assert list(held(stub, target).tokens) == copied
 
 
 def held(stub: SequenceServiceStub, request: Request) -> pb.GetSequenceResponse:
@@ -223,12 +224,15 @@ def test_the_legal_part_of_a_step_counts(
 ) -> None:
     request = begin()
     assert request.accept(*TEXT, LETTER) is Outcome.REJECTED
-    assert list(held(stub, request).tokens) == TEXT
+    state = held(stub, request)
+    assert (state.outcome, list(state.tokens)) == (pb.OUTCOME_REJECTED, TEXT)
+    assert f"token {LETTER}" in state.message
     result = request.step(0)
     assert result.notes[0].accepted == 5
     result = request.rewind(1)
     assert result.outcomes[0] is Outcome.COMPLETE
     assert request.allowed() == [EOS]
+    assert held(stub, request).outcome == pb.OUTCOME_COMPLETE
 
 
 # sgl-project/sglang#30937: the same thing is freed twice

@@ -63,8 +63,14 @@ def test_a_chain_has_a_mask_for_each_draft_and_commits_nothing(
 
 # vllm-project/vllm#27969: an illegal draft crashes the server under load
 @pytest.mark.parametrize("illegal", [LETTER, EOS, -1, 8, 2**31 - 1])
-def test_an_illegal_draft_is_no_error(begin: Callable[[], Request], illegal: int) -> None:
+def test_an_illegal_draft_is_no_error(
+    client: GrammarClient, begin: Callable[[], Request], illegal: int
+) -> None:
     request = begin()
+    neighbour = begin().row(drafts=(OPEN, KEY, COLON))
+    result = client.step([request.row(drafts=(OPEN, illegal)), neighbour])
+    assert list(result.legal_drafts) == [1, 3]
+    assert result.notes == {}
     assert request.chain(*[illegal] * 4) == (0, [[OPEN]] * 5)
     legal, masks = request.chain(OPEN, KEY, illegal, COLON)
     assert legal == 2
