@@ -21,7 +21,7 @@ SHELL := bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup proto proto-check lint format test demo serve bench clean
+.PHONY: help setup proto proto-check lint format test demo serve bench conformance clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ serve: $(READY) ## run the service; ARGS='--help' shows its flags
 
 bench: $(READY) ## run the benchmarks; ARGS='--help' shows them
 	@$(VENV)/bin/python -m benchmarks $(ARGS)
+
+conformance: $(READY) ## public schemas through the service; DATA=sample.jsonl names them
+	@$(VENV)/bin/python -m tools.conformance $(DATA) $(ARGS)
 
 clean: ## remove the virtual environments, caches and builds
 	rm -rf $(VENV) $(PROTO_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """Runs public schemas and their instances through a service, and prints how it did.
 
-`make conformance DATA=sample.jsonl` reads JSON lines {"id", "schema", "tests": [{"valid", "data"}]}.
+`make conformance DATA=sample.jsonl` reads JSON lines of the form
+{"id", "schema", "tests": [{"valid", "data"}]}.
 A schema passes when all its valid instances are accepted to the end and no invalid one is.
 """
 

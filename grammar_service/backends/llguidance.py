@@ -18,13 +18,18 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.vocabulary import Vocabulary
 from grammar_service.errors import Invalid
 
 _HEAD = '%llguidance {"no_forcing": true}\n'
+# All copies of a matcher share a lexer, so one that ends at a limit of it ends them all; with the
+# default limits that happened to one of 298 public schemas.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=10_000_000, step_lexer_fuel=5_000_000, max_lexer_states=1_000_000
+)
 # Resident memory of 2,000 copies of a small object schema's matcher, at the start and after 100
 # tokens; the lexer's states are shared by all copies and grow to some MB a grammar.
 _COMPILED_BYTES = 2_000_000
@@ -140,7 +145,7 @@ class LLGuidanceBackend:
                     words[row, token // 32] &= ~bit
 
     def _build(self, text: str, vocabulary: Vocabulary) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer(vocabulary), text, log_level=0)
+        matcher = LLMatcher(self._tokenizer(vocabulary), text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise Invalid("SPEC_UNSUPPORTED", f"llguidance: {matcher.get_error()[:1000]}")
         return matcher
