@@ -28,7 +28,10 @@ _HEAD = '%llguidance {"no_forcing": true}\n'
 # All copies of a matcher share a lexer, so one that ends at a limit of it ends them all; with the
 # default limits that happened to one of 298 public schemas.
 _LIMITS = LLParserLimits(
-    initial_lexer_fuel=10_000_000, step_lexer_fuel=5_000_000, max_lexer_states=1_000_000
+    initial_lexer_fuel=10_000_000,
+    step_lexer_fuel=5_000_000,
+    max_lexer_states=1_000_000,
+    verbose_errors=False,
 )
 # Resident memory of 2,000 copies of a small object schema's matcher, at the start and after 100
 # tokens; the lexer's states are shared by all copies and grow to some MB a grammar.
@@ -128,14 +131,13 @@ class LLGuidanceBackend:
 
     def fill(self, matchers: Sequence[_Matcher], masks: torch.Tensor, rows: Sequence[int]) -> None:
         """Writes the mask of each matcher to its row. Raises RuntimeError for one in error."""
-        pairs = [(matcher.inner, row) for matcher, row in zip(matchers, rows, strict=True)]
-        self._executor().unsafe_compute_mask_ptr(
-            pairs, masks.data_ptr(), masks.shape[1] * 4, masks.shape[0]
-        )
         words = masks.numpy().view(np.uint32)
+        try:
+            self._compute(matchers, masks, rows)
+        except Exception:
+            for matcher, row in zip(matchers, rows, strict=True):
+                self._compute_one(matcher, masks, row)
         for matcher, row in zip(matchers, rows, strict=True):
-            if matcher.inner.is_error():
-                raise RuntimeError(matcher.inner.get_error())
             may_end = matcher.inner.is_accepting()
             for token in matcher.stops:
                 bit = np.uint32(1 << (token % 32))
@@ -143,6 +145,23 @@ class LLGuidanceBackend:
                     words[row, token // 32] |= bit
                 else:
                     words[row, token // 32] &= ~bit
+
+    def _compute(
+        self, matchers: Sequence[_Matcher], masks: torch.Tensor, rows: Sequence[int]
+    ) -> None:
+        pairs = [(matcher.inner, row) for matcher, row in zip(matchers, rows, strict=True)]
+        self._executor().unsafe_compute_mask_ptr(
+            pairs, masks.data_ptr(), masks.shape[1] * 4, masks.shape[0]
+        )
+
+    def _compute_one(self, matcher: _Matcher, masks: torch.Tensor, row: int) -> None:
+        """Where nothing of the vocabulary goes on, the library errs; that is an empty mask."""
+        try:
+            self._compute([matcher], masks, [row])
+        except Exception:
+            if not matcher.inner.stop_reason().startswith("NoExtension"):
+                raise
+            masks[row] = 0
 
     def _build(self, text: str, vocabulary: Vocabulary) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer(vocabulary), text, log_level=0, limits=_LIMITS)
@@ -178,7 +197,8 @@ class _Bytes:
                 "SPEC_UNSUPPORTED",
                 "llguidance needs an end token, and this vocabulary has no stop or special token",
             )
-        self.tokens = list(tokens)
+        # Padded by hand: n_vocab doesn't widen a vocabulary that is given like this.
+        self.tokens = [*tokens, *[b""] * (vocabulary.width - len(tokens))]
         self.eos_token_id = ends[0]
         self.bos_token_id = None
         self.special_token_ids = sorted({*textless, ends[0]})

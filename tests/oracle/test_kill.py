@@ -55,6 +55,9 @@ class Engine:
         self._chance = chance
         self._cases = cases()
         self._grammars = [client.compile(case.spec, VOCABULARY) for case in self._cases]
+        self._plain = [
+            case.plain(grammar) for case, grammar in zip(self._cases, self._grammars, strict=True)
+        ]
         self._made = 0
         self._live = [self._new() for _ in range(ROWS)]
         self.steps = 0
@@ -67,7 +70,7 @@ class Engine:
             position = max(0, len(history) - 1)
             grammar = self._grammars[case]
             rows.append(Row(sequence_id, grammar, list(history), position, drafts))
-            expected.append(answer(self._cases[case].plain, history, drafts))
+            expected.append(answer(self._plain[case], history, drafts))
         result = self._client.step(rows)
         self.steps += 1
         for index, (row, wanted) in enumerate(zip(rows, expected, strict=True)):
@@ -87,7 +90,7 @@ class Engine:
     def _drafts(self, case: int, history: list[int]) -> list[int]:
         drafts: list[int] = []
         for _ in range(self._chance.randrange(3)):
-            allowed = answer(self._cases[case].plain, history + drafts).masks[0]
+            allowed = answer(self._plain[case], history + drafts).masks[0]
             drafts.append(self._chance.choice(sorted(allowed)))
         return drafts
 

@@ -42,6 +42,9 @@ class Lives(RuleBasedStateMachine):
         self.grammars: list[Grammar] = [
             self.clients[0].compile(case.spec, VOCABULARY) for case in self.cases
         ]
+        self.plain = [
+            case.plain(grammar) for case, grammar in zip(self.cases, self.grammars, strict=True)
+        ]
         self.sequences: list[Sequence] = []
         self.made = 0
 
@@ -164,7 +167,7 @@ class Lives(RuleBasedStateMachine):
 
     def _answer(self, sequence: Sequence, history: list[int], drafts: list[int]) -> Answer:
         return answer(
-            self.cases[sequence.case].plain,
+            self.plain[sequence.case],
             history,
             drafts,
             stops=sorted({EOS, *sequence.stops}),
