@@ -8,7 +8,7 @@ them, never in a step.
 import dataclasses
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ class Fallback:
     def __init__(self, policy: Policy, stats: Stats) -> None:
         self._policy = policy
         self._stats = stats
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._compiled: OrderedDict[str, Callable[[list[int]], _Matcher]] = OrderedDict()
         self._lock = Lock()
 
     def prepare(self, grammar: Grammar) -> None:
@@ -44,11 +44,7 @@ class Fallback:
         if self._policy is not Policy.IN_PROCESS or grammar.id in self._compiled:
             return
         try:
-            if grammar.backend != "xgrammar":
-                raise ValueError(f"its backend is {grammar.backend}; ask for xgrammar's")
-            from engine_client.in_process import compile_spec
-
-            compiled = compile_spec(_compiled_spec(grammar), grammar.vocabulary)
+            compiled = _compile(grammar)
         except (ImportError, ValueError) as error:
             _log.warning("grammar %s has no in-process fallback: %s", grammar.id, error)
             self._stats.add("fallbacks_missing")
@@ -67,8 +63,8 @@ class Fallback:
             if policy is Policy.IN_PROCESS and not self._match(step, index):
                 policy = Policy.FAIL
                 message += (
-                    ", and its grammar has no matcher in this process: that takes xgrammar here, "
-                    "and a client whose own policy is IN_PROCESS"
+                    ", and its grammar has no matcher in this process: that takes its backend "
+                    "here, and a client whose own policy is IN_PROCESS"
                 )
             if policy is Policy.UNCONSTRAINED:
                 first = step.mask_rows[index]
@@ -104,6 +100,75 @@ class Fallback:
         return True
 
 
+class _XGrammar:
+    """One row's matcher of xgrammar."""
+
+    def __init__(self, compiled: Any, stops: list[int]) -> None:
+        import xgrammar
+
+        self._matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stops)
+
+    def accept(self, token: int) -> bool:
+        return bool(self._matcher.accept_token(token))
+
+    def completed(self) -> bool:
+        return bool(self._matcher.is_completed())
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._matcher.is_terminated())
+
+    def fill(self, masks: "torch.Tensor") -> None:
+        self._matcher.fill_next_token_bitmask(masks, 0)
+
+
+class _LLGuidance:
+    """One row's matcher of llguidance."""
+
+    def __init__(self, prototype: Any, stops: list[int]) -> None:
+        from engine_client.in_process_llguidance import Matcher
+
+        self._matcher = Matcher(prototype.deep_copy(), stops)
+
+    def accept(self, token: int) -> bool:
+        return self._matcher.accept(token)
+
+    def completed(self) -> bool:
+        return self._matcher.completed()
+
+    @property
+    def ended(self) -> bool:
+        return self._matcher.ended
+
+    def fill(self, masks: "torch.Tensor") -> None:
+        from llguidance import LLExecutor
+
+        from engine_client.in_process_llguidance import fill
+
+        fill(LLExecutor(1), [self._matcher], masks, [0])
+
+
+_Matcher = _XGrammar | _LLGuidance
+
+
+def _compile(grammar: Grammar) -> Callable[[list[int]], _Matcher]:
+    """Compiles in this process; what comes of it makes a matcher from stop tokens."""
+    spec = _compiled_spec(grammar)
+    match grammar.backend:
+        case "xgrammar":
+            from engine_client.in_process import compile_spec
+
+            compiled = compile_spec(spec, grammar.vocabulary)
+            return lambda stops: _XGrammar(compiled, stops)
+        case "llguidance":
+            from engine_client.in_process_llguidance import build, lark_of
+
+            prototype = build(lark_of(spec), grammar.vocabulary)
+            return lambda stops: _LLGuidance(prototype, stops)
+        case other:
+            raise ValueError(f"its backend is {other}, which isn't matched in process")
+
+
 def _compiled_spec(grammar: Grammar) -> GrammarSpec:
     """What the service's backend compiled, so that the masks here are the same."""
     if grammar.spec.type not in (GrammarType.JSON_SCHEMA, GrammarType.JSON_OBJECT):
@@ -121,27 +186,25 @@ def mask_of(token_ids: Iterable[int], step: PendingStep) -> "torch.Tensor":
     return torch.from_numpy(np.packbits(bits, bitorder="little").view("<i4").astype(np.int32))
 
 
-def _match_row(step: PendingStep, index: int, compiled: Any) -> None:
+def _match_row(step: PendingStep, index: int, make: Callable[[list[int]], _Matcher]) -> None:
     """One row's step, as the service would take it."""
-    import xgrammar
-
     row = step.rows[index]
     stops = row.all_stop_tokens()
-    matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=stops)
+    matcher = make(stops)
     masks = step.writable()[step.mask_rows[index] :][: 1 + len(row.drafts)]
     step.outcomes[index], step.notes[index] = _replay(matcher, row)
     if step.outcomes[index] is not Outcome.OK:
         masks[:] = mask_of(stops, step)
         return
-    if matcher.is_completed() and len(row.tokens) >= row.constraint_start:
+    if matcher.completed() and len(row.tokens) >= row.constraint_start:
         step.outcomes[index] = Outcome.COMPLETE
     legal = 0
     _fill(matcher, row, len(row.tokens), masks[0], step)
     for draft in row.drafts:
         position = len(row.tokens) + legal
-        if matcher.is_terminated() or not 0 <= draft < row.grammar.token_limit:
+        if matcher.ended or not 0 <= draft < row.grammar.token_limit:
             break
-        if position >= row.constraint_start and not matcher.accept_token(draft):
+        if position >= row.constraint_start and not matcher.accept(draft):
             break
         legal += 1
         _fill(matcher, row, position + 1, masks[legal], step)
@@ -149,28 +212,31 @@ def _match_row(step: PendingStep, index: int, compiled: Any) -> None:
     masks[legal + 1 :] = masks[legal]
 
 
-def _replay(matcher: Any, row: Row) -> tuple[Outcome, Note]:
+def _replay(matcher: _Matcher, row: Row) -> tuple[Outcome, Note]:
     """Feeds the history to a new matcher."""
     start = row.constraint_start
     for index, token in enumerate(row.tokens[start:], start):
-        if matcher.is_terminated():
+        if matcher.ended:
             ignored = len(row.tokens) - index
             return Outcome.TERMINATED, Note("IN_PROCESS", _IN_PROCESS, ignored=ignored)
-        if not 0 <= token < row.grammar.token_limit or not matcher.accept_token(token):
+        if not 0 <= token < row.grammar.token_limit or not matcher.accept(token):
             why = f"the grammar doesn't allow token {token}"
             return Outcome.REJECTED, Note("TOKEN_ILLEGAL", why, accepted=index)
     note = Note("IN_PROCESS", _IN_PROCESS)
-    return (Outcome.TERMINATED if matcher.is_terminated() else Outcome.OK), note
+    return (Outcome.TERMINATED if matcher.ended else Outcome.OK), note
 
 
-def _fill(matcher: Any, row: Row, position: int, mask: "torch.Tensor", step: PendingStep) -> None:
-    """The mask of the token at a position: int32[words]."""
+def _fill(
+    matcher: _Matcher, row: Row, position: int, mask: "torch.Tensor", step: PendingStep
+) -> None:
+    """The mask of the token at a position: int32[words]. Never empty: it fails closed."""
     if position < row.constraint_start:
         mask[:] = mask_of(range(row.grammar.token_limit), step)
-    elif matcher.is_terminated():
-        mask[:] = mask_of(row.all_stop_tokens(), step)
-    else:
-        matcher.fill_next_token_bitmask(mask.view(1, -1), 0)
+        return
+    if not matcher.ended:
+        matcher.fill(mask.view(1, -1))
         used = row.grammar.vocabulary.width % 32
         if used:
             mask[-1] &= (1 << used) - 1
+    if matcher.ended or not bool(mask.any()):
+        mask[:] = mask_of(row.all_stop_tokens(), step)

@@ -35,7 +35,8 @@ class Policy(Enum):
     """The row fails: stop tokens only. The default."""
     IN_PROCESS = "in_process"
     """A matcher in this process, rebuilt from the history, masks the row; the note says IN_PROCESS.
-    Needs xgrammar here, and this policy at the client: its `compile` compiles here as well."""
+    Needs the grammar's backend here (xgrammar or llguidance), and this policy at the client: its
+    `compile` compiles here as well."""
     UNCONSTRAINED = "unconstrained"
     """Everything is allowed; the outcome is OK, and the note says UNCONSTRAINED. Mind that xgrammar
     0.2.9's CPU kernel writes past a row of such a mask where the width is no multiple of 32."""

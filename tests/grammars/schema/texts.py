@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import llguidance
 import xgrammar
-from outlines_core.json_schema import (  # type: ignore[import-untyped]
+from outlines_core.json_schema import (
     build_regex_from_schema,
 )
 
