@@ -13,9 +13,12 @@ BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {"step": step.run}
 def main() -> None:
     """Runs the named benchmarks, or all; prints one JSON line each."""
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("name", nargs="*", choices=[*BENCHMARKS, []], help="default: all")
+    parser.add_argument("name", nargs="*", help=f"of {', '.join(BENCHMARKS)}; default: all")
     parser.add_argument("--json", action="store_true", help="one JSON line each, nothing else")
     arguments = parser.parse_args()
+    unknown = set(arguments.name) - BENCHMARKS.keys()
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
     for name in arguments.name or BENCHMARKS:
         result = {"benchmark": name, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
         result |= BENCHMARKS[name]()

@@ -256,7 +256,8 @@ class GrammarClient:
         try:
             answered = session.receive(step, time.monotonic() + self._step_timeout)
         except Exception:  # whatever it is, the engine's thread must go on
-            _log.exception("collecting a grammar step failed")
+            if not self._closed:
+                _log.exception("collecting a grammar step failed")
             self._stats.add("errors")
             answered = False
         if not answered:
@@ -280,7 +281,10 @@ class GrammarClient:
 
     def _connect(self) -> StepStream:
         self._stats.add("connects")
-        return StepStream(self._sequences)
+        try:
+            return StepStream(self._sequences)
+        except ValueError:
+            raise UsageError("the client is closed") from None
 
     def _recompile(self, grammar: Grammar, seconds: float) -> None:
         """Has the service compile a grammar that it lost. Raises ServiceError."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-PARTS = 2
-"""Steps whose masks live at the same time: one is read while the next is in flight."""
+PARTS = 3
+"""Steps whose masks live at the same time: two in flight, or one, and the last that is read."""
 _ALIGNMENT = 64
 
 
@@ -46,7 +46,7 @@ class Region:
         finally:
             os.close(descriptor)
         self._words = torch.frombuffer(mapping, dtype=torch.int32)
-        weakref.finalize(self, self._path.unlink, missing_ok=True)
+        weakref.finalize(self, _remove, self._path)
 
     def masks(self, part: int, rows: int) -> "torch.Tensor":
         """The first rows of a part: int32[rows, words], shared with the service."""
@@ -58,5 +58,9 @@ class Region:
         if self._unlinked:
             return
         self._unlinked = True
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()
+        _remove(self._path)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -13,19 +13,20 @@ import itertools
 import logging
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from engine_client.errors import Refused, ServiceError, UsageError
 from engine_client.pending import PendingStep, Unanswered
 from engine_client.regions import PARTS, Region
+from engine_client.rows import MAX_ROWS, RowNumbers, binding_of
 from engine_client.stats import Stats
 from engine_client.stream import StepStream
 from engine_client.types import Grammar, Note, Outcome, Row
 from engine_client.wire import sequences_pb2 as pb
 
-_MAX_BOUND = 4096
+IN_FLIGHT = 2
+"""Steps that may be submitted and not yet collected."""
 _ROUNDS = 8
 """Answers in a row that settle no row: gap, sequence, grammar, what a second replica may add."""
 _NO_REGION = {"REGION_NOT_FOUND", "REGION_INVALID", "REGION_TOO_SMALL"}
@@ -56,16 +57,13 @@ class Session:
         self._recompile = recompile
         self._unanswered = unanswered
         self._region_dir = region_dir
+        self._use_regions = region_dir is not None
         self._stats = stats
         self._stream: StepStream | None = None
         self._regions: dict[int, Region] = {}
         """By words a mask: rows of two tokenizers may take turns."""
-        self._bound: OrderedDict[str, int] = OrderedDict()
-        self._numbers = itertools.count()
-        self._free: list[int] = []
-        self._releases: list[int] = []
-        self._closed_ids: list[str] = []
-        self._parts = itertools.cycle(range(PARTS))
+        self._rows = RowNumbers()
+        self._last_part = 0
         # Weak: a step that an engine drops and never collects must not count for ever.
         self._in_flight: list[weakref.ref[PendingStep]] = []
         # The stream's threads would keep it open after the thread that stepped is gone.
@@ -74,19 +72,22 @@ class Session:
     def begin(self, rows: Sequence[Row]) -> PendingStep:
         """Lays a step out, without sending it. Raises UsageError."""
         steps = [step for ref in self._in_flight if (step := ref()) and not step.collected]
-        if len(steps) >= PARTS:
-            raise UsageError(f"{PARTS} steps are in flight; collect one before the next submit")
-        words = rows[0].grammar.words if rows else 0
-        for row in rows:
-            if row.grammar.words != words:
-                raise UsageError("the rows of a step share one mask width; step tokenizers apart")
-            if not 0 <= row.position <= len(row.tokens):
-                raise UsageError(
-                    f"sequence {row.sequence_id!r}: position {row.position} lies outside its "
-                    f"{len(row.tokens)} tokens; pass all tokens after the prompt"
-                )
-        first = list(itertools.accumulate((1 + len(row.drafts) for row in rows), initial=0))
-        step = PendingStep(rows, first[:-1], first[-1], words, next(self._parts))
+        if len(steps) >= IN_FLIGHT:
+            raise UsageError(f"{IN_FLIGHT} steps are in flight; collect one before the next submit")
+        if len(rows) > MAX_ROWS:
+            raise UsageError(f"a step has at most {MAX_ROWS} rows, not {len(rows)}")
+        try:
+            words = rows[0].grammar.words if rows else 0
+            for row in rows:
+                _check_row(row, words)
+            drafts = (1 + len(row.drafts) for row in rows)
+            first = list(itertools.accumulate(drafts, initial=0))
+        except (AttributeError, TypeError) as error:
+            raise UsageError(f"a row has a field of the wrong type: {error}") from None
+        # Neither a part that somebody writes, nor that of the last submit, which is still read.
+        taken = {step.part for step in steps} | {self._last_part}
+        self._last_part = next(part for part in range(PARTS) if part not in taken)
+        step = PendingStep(rows, first[:-1], first[-1], words, self._last_part)
         self._in_flight = [*map(weakref.ref, steps), weakref.ref(step)]
         return step
 
@@ -95,11 +96,12 @@ class Session:
         step.forget()
         step.stream = self._ready_stream()
         step.region = self._region_for(step)
+        self._rows.free_released()
         # On a stream that hasn't seen a sequence yet, another replica may answer, or one that came
         # back: what it holds of the sequence, if anything, may be old.
         positions = {
             index: row.position
-            if row.sequence_id in self._bound and row.sequence_id not in self._unanswered
+            if self._rows.has(row) and row.sequence_id not in self._unanswered
             else 0
             for index, row in enumerate(step.rows)
         }
@@ -149,7 +151,7 @@ class Session:
 
     def release(self, sequence_ids: Iterable[str]) -> None:
         """Gives the rows of sequences free, with the next step. From any thread."""
-        self._closed_ids.extend(sequence_ids)
+        self._rows.release(sequence_ids)
 
     def close(self) -> None:
         """Ends the stream and removes the regions."""
@@ -165,18 +167,16 @@ class Session:
             self._drop_regions()
         if self._stream is None:
             self._stream = self._connect()
+            self._use_regions = self._region_dir is not None
             if self._end_stream is not None:
                 self._end_stream.detach()
             self._end_stream = weakref.finalize(self, self._stream.cancel)
-            self._bound.clear()
-            self._numbers = itertools.count()
-            self._free.clear()
-            self._releases.clear()
+            self._rows = RowNumbers()
         return self._stream
 
     def _region_for(self, step: PendingStep) -> Region | None:
         """The region that the step's masks go to; None is inline."""
-        if self._region_dir is None or step.total == 0:
+        if self._region_dir is None or not self._use_regions or step.total == 0:
             return None
         region = self._regions.get(step.words)
         if region is None or region.rows < step.total:
@@ -193,19 +193,14 @@ class Session:
     def _give_regions_up(self, why: str) -> None:
         _log.warning("no shared-memory regions, masks come inline: %s", why)
         self._stats.add("regions_given_up")
-        self._region_dir = None
+        self._use_regions = False  # until the next stream
 
     def _request(self, step: PendingStep, positions: dict[int, int]) -> pb.StepRequest:
         """A request for those rows of the step, each from its position on."""
         request = pb.StepRequest()
         rows = [step.rows[index] for index in positions]
         starts = list(positions.values())
-        self._bind(request, rows)
-        request.rows.extend([self._bound[row.sequence_id] for row in rows])
-        request.positions.extend(starts)
-        request.token_counts.extend(
-            [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
-        )
+        # All that can fail comes first: a request that isn't sent must bind nothing.
         try:
             for row, start in zip(rows, starts, strict=True):
                 request.tokens.extend(row.tokens[start:])
@@ -213,40 +208,21 @@ class Session:
                 request.draft_counts.extend([len(row.drafts) for row in rows])
                 for row in rows:
                     request.drafts.extend(row.drafts)
+            bindings = [(row, binding_of(row)) for row in rows if not self._rows.has(row)]
         except (TypeError, ValueError) as error:
-            raise UsageError(f"tokens and drafts are 32-bit numbers: {error}") from None
+            raise UsageError(f"ids are text, tokens and drafts 32-bit numbers: {error}") from None
+        request.positions.extend(starts)
+        request.token_counts.extend(
+            [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
+        )
+        limit = self._stream.max_rows if self._stream is not None else MAX_ROWS
+        self._rows.bind(request, rows, bindings, limit)
         if step.region is not None:
             request.region.name = step.region.name
             request.region.offset = step.part * step.region.part_bytes
             if len(rows) < len(step.rows):
                 request.mask_rows.extend([step.mask_rows[index] for index in positions])
         return request
-
-    def _bind(self, request: pb.StepRequest, rows: Sequence[Row]) -> None:
-        """Binds sequences that have no row, and releases those that nobody steps any more."""
-        while self._closed_ids:
-            self._free_row(self._closed_ids.pop())
-        unbound = []
-        for row in rows:
-            if row.sequence_id in self._bound:
-                self._bound.move_to_end(row.sequence_id)
-            else:
-                unbound.append(row)
-        for _ in range(len(self._bound) + len(unbound) - _MAX_BOUND):
-            self._free_row(next(iter(self._bound)))
-        request.releases.extend(self._releases)
-        self._releases.clear()
-        for row in unbound:
-            if row.sequence_id not in self._bound:  # twice in one step: the service says so
-                number = self._free.pop() if self._free else next(self._numbers)
-                self._bound[row.sequence_id] = number
-                request.bindings.append(_binding(number, row))
-
-    def _free_row(self, sequence_id: str) -> None:
-        number = self._bound.pop(sequence_id, None)
-        if number is not None:
-            self._free.append(number)
-            self._releases.append(number)
 
     def _nonsense(self, step: PendingStep, indices: list[int], response: pb.StepResponse) -> str:
         """What is wrong with an answer that no service of ours gives; nothing is ''."""
@@ -303,7 +279,7 @@ class Session:
             self._stats.add(_HEALED[outcome])
             row = step.rows[index]
             if outcome != pb.OUTCOME_HISTORY_GAP:
-                self._free_row(row.sequence_id)  # bound again, with its opening
+                self._rows.free(row.sequence_id)  # bound again, with its opening
             if outcome == pb.OUTCOME_UNKNOWN_GRAMMAR:
                 try:
                     self._recompile(row.grammar, deadline - time.monotonic())
@@ -354,10 +330,11 @@ class Session:
             start += count
 
 
-def _binding(number: int, row: Row) -> pb.Binding:
-    opening = pb.Opening(
-        grammar_id=row.grammar.id,
-        stop_token_ids=row.stop_token_ids,
-        constraint_start=row.constraint_start,
-    )
-    return pb.Binding(row=number, sequence_id=row.sequence_id, opening=opening)
+def _check_row(row: Row, words: int) -> None:
+    if row.grammar.words != words:
+        raise UsageError("the rows of a step share one mask width; step tokenizers apart")
+    if not 0 <= row.position <= len(row.tokens):
+        raise UsageError(
+            f"sequence {row.sequence_id!r}: position {row.position} lies outside its "
+            f"{len(row.tokens)} tokens; pass all tokens after the prompt"
+        )

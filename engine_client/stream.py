@@ -14,6 +14,9 @@ import grpc
 from engine_client.wire import sequences_pb2 as pb
 from engine_client.wire.sequences_pb2_grpc import SequenceServiceStub
 
+MAX_ROWS = "grammar-max-rows"
+"""Initial metadata of a stream: the server's max_rows."""
+
 
 class Reply:
     """The answer to one step, when it comes: `response`, `error` or `broken`."""
@@ -46,6 +49,8 @@ class StepStream:
         self._lock = threading.Lock()
         self._ended = ""
         self._steps = 0
+        self.max_rows = 4096
+        """Row numbers that the service has for a stream, once it said so."""
         self._call = stub.StepStream(iter(self._requests.get, None), wait_for_ready=True)
         self._reader = threading.Thread(target=self._read, name="grammar-stream", daemon=True)
         self._reader.start()
@@ -92,6 +97,9 @@ class StepStream:
             self._end(f"{error.code().name}: {error.details()}", None)
 
     def _answers(self) -> Iterator[pb.StepStreamResponse]:
+        for key, value in self._call.initial_metadata():
+            if key == MAX_ROWS and str(value).isdecimal():
+                self.max_rows = max(1, int(value))
         yield from self._call
 
     def _end(self, why: str, reply: Reply | None) -> None:

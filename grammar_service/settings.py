@@ -13,6 +13,7 @@ from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -45,7 +46,7 @@ class ServiceSettings(BaseSettings):
     region_dir: Path | None = Field(
         None,
         description="Directory for shared-memory masks, mounted by engine and service alike, on "
-        "tmpfs. Without it masks travel inline.",
+        "tmpfs; made if its parent exists. Without it masks travel inline.",
     )
     tokenizers: list[Path] = Field(
         [],
@@ -78,8 +79,8 @@ class ServiceSettings(BaseSettings):
     )
     matcher_cache_bytes: PositiveInt = Field(
         1024 * MIB,
-        description="Estimated bytes of live matchers. An evicted one is rebuilt by replay, about "
-        "2 microseconds a token.",
+        description="Estimated bytes of live matchers. An evicted one is rebuilt by replay, a "
+        "few microseconds a token.",
     )
     step_threads: PositiveInt = Field(
         1, description="Threads that fill the masks of one step. Steps of streams run side by side."
@@ -99,6 +100,20 @@ class ServiceSettings(BaseSettings):
         8192, description="Masks a step; inline each is 16 to 19 kB for a 128k to 152k vocabulary."
     )
     max_streams: PositiveInt = Field(64, description="Streams at once; each holds a thread.")
+    schema_depth: PositiveInt = Field(
+        100, description="Nesting of a JSON schema: libraries recurse on native stacks."
+    )
+    schema_nodes: PositiveInt = Field(
+        20_000, description="Subschemas of a JSON schema: each is a rule of the grammar, or more."
+    )
+    schema_enum: PositiveInt = Field(
+        20_000, description="Values of an enum: each is text in the grammar."
+    )
+    schema_repetition: PositiveInt = Field(
+        100_000,
+        description="Of maxLength, maxItems and the like, and of {n,m} in a pattern: some "
+        "libraries unroll them.",
+    )
     max_spec_bytes: PositiveInt = Field(
         MIB, description="Bytes of a grammar spec: a hostile one costs the compile children time."
     )
@@ -126,5 +141,7 @@ class ServiceSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags arrive as init settings; the TOML file is named by them or by the environment."""
         named = init_settings().get("config") or os.environ.get(f"{PREFIX}CONFIG")
+        if named and not Path(named).is_file():
+            raise SettingsError(f"the settings file {named} doesn't exist")
         toml = [TomlConfigSettingsSource(settings_cls, Path(named))] if named else []
         return (init_settings, env_settings, *toml)

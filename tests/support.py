@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
+import psutil
 import torch
 
 from engine_client import GrammarClient, Policy, Vocabulary
@@ -65,6 +66,11 @@ class ServiceProcess:
         """Sends a signal."""
         assert self._process is not None
         self._process.send_signal(number)
+
+    def freeze(self) -> None:
+        """Stops the process, and waits until it is stopped."""
+        self.signal(signal.SIGSTOP)
+        wait_until(lambda: psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
 
     def kill(self) -> None:
         """Ends the process with SIGKILL."""

@@ -17,6 +17,7 @@ from grammar_service.backends.base import Compiled
 from grammar_service.errors import Invalid, NotFound, ServiceError, Unenforced
 from grammar_service.grammars.children import CompileChildren
 from grammar_service.grammars.plan import Attempt, plan
+from grammar_service.grammars.schema import Limits
 from grammar_service.grammars.spec import grammar_id as grammar_id_of
 
 _MAX_REFUSAL_BYTES = 4 << 20
@@ -44,8 +45,13 @@ class Catalog:
     """Compiles specs and holds what came of them. Thread-safe."""
 
     def __init__(
-        self, backends: Mapping[str, Backend], children: CompileChildren, max_bytes: int
+        self,
+        backends: Mapping[str, Backend],
+        children: CompileChildren,
+        max_bytes: int,
+        limits: Limits,
     ) -> None:
+        self._limits = limits
         self._backends = backends
         self._versions = ",".join(f"{name} {b.version}" for name, b in sorted(backends.items()))
         self._children = children
@@ -140,7 +146,7 @@ class Catalog:
 
     def _make(self, grammar_id: str, spec: GrammarSpec, vocabulary: Vocabulary) -> Grammar:
         """Tries the plan's attempts, the best first. Raises what refuses the spec."""
-        planned = plan(spec)
+        planned = plan(spec, self._limits)
         errors: list[ServiceError] = []
         for attempt in planned.attempts:
             if attempt.unenforced and not spec.allow_unenforced:
@@ -173,9 +179,7 @@ class Catalog:
             compiled=compiled,
             compiled_source=form.source,
             # The catalog keeps the texts as well.
-            memory_bytes=backend.memory_bytes(compiled)
-            + len(spec.source.encode())
-            + len(form.source.encode()),
+            memory_bytes=backend.memory_bytes(compiled) + _text_bytes(spec) + _text_bytes(form),
             compile_ms=artifact.compile_ms,
             unenforced=attempt.unenforced,
             annotations=attempt.annotations,
@@ -200,6 +204,10 @@ class Catalog:
                 metrics.GRAMMAR_EVICTIONS.inc()
         metrics.GRAMMARS.set(len(self._grammars))
         metrics.GRAMMAR_BYTES.set(self._bytes)
+
+
+def _text_bytes(spec: GrammarSpec) -> int:
+    return sum(len(text.encode()) for text in (spec.source, *spec.choices))
 
 
 def _refusal_size(grammar_id: str, error: Invalid) -> int:

@@ -12,6 +12,7 @@ import json
 import os
 import queue
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -27,7 +28,14 @@ from engine_client.spec import GrammarSpec
 from engine_client.vocabulary import Vocabulary
 from grammar_service import metrics
 from grammar_service.backends import NAMES
-from grammar_service.errors import DeadlineExceeded, Exhausted, Internal, Invalid, ServiceError
+from grammar_service.errors import (
+    DeadlineExceeded,
+    Exhausted,
+    Internal,
+    Invalid,
+    ServiceError,
+    Unavailable,
+)
 
 _MODULE = "grammar_service.grammars.child"
 _START_SECONDS = 60.0
@@ -70,6 +78,7 @@ class CompileChildren:
         self._queue_limit = queue_limit
         self._jobs: queue.SimpleQueue[_Job | _Warming | None] = queue.SimpleQueue()
         self._closed = threading.Event()
+        self._live: set[_Child] = set()
         self._threads = [
             threading.Thread(target=self._watch, name=f"compile-{index}", daemon=True)
             for index in range(workers)
@@ -98,8 +107,15 @@ class CompileChildren:
         self._closed.set()
         for _ in self._threads:
             self._jobs.put(None)
+        for child in list(self._live):
+            child.stop()  # wakes a thread that writes to it or reads from it
         for thread in self._threads:
             thread.join(timeout=5)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                job = self._jobs.get_nowait()
+                if isinstance(job, _Job):
+                    job.future.set_exception(Unavailable("DRAINING", "the service is stopping"))
 
     def _watch(self) -> None:
         """One thread: owns one child at a time, and feeds it."""
@@ -107,15 +123,19 @@ class CompileChildren:
         try:
             while not self._closed.is_set():
                 # Started ahead of the job: its imports take seconds.
-                child = child if child is not None and child.alive else _start()
+                child = child if child is not None and child.alive else _start(self._deadline)
                 job = self._jobs.get()
                 if job is None:
                     return
                 if child is not None and child.died():
                     child.kill("died")
                     child = None
-                child = child or _start()
+                child = child or _start(self._deadline)
+                if child is not None:
+                    self._live.add(child)
                 self._do(child, job)
+                if child is not None and not child.alive:
+                    self._live.discard(child)
         finally:
             if child is not None and child.alive:
                 child.kill("closed")
@@ -157,6 +177,9 @@ class CompileChildren:
             if "reason" in header:
                 raise Invalid(header["reason"], header["message"])
             return Artifact(child.receive(), header["compile_ms"])
+        except BlockingIOError:
+            child.kill("deadline")
+            raise _past_deadline(self._deadline) from None
         except (EOFError, OSError):
             status = child.kill("crashed")
             raise Internal(
@@ -173,10 +196,7 @@ class CompileChildren:
                 raise Internal("COMPILE_CRASHED", "the service stopped during the compile")
             if time.monotonic() > end:
                 child.kill("deadline")
-                raise DeadlineExceeded(
-                    "COMPILE_DEADLINE",
-                    f"the compile took longer than {self._deadline:g} s (compile_seconds)",
-                )
+                raise _past_deadline(self._deadline)
             if child.memory() - base > self._memory_bytes:
                 child.kill("memory")
                 raise Exhausted(
@@ -187,10 +207,16 @@ class CompileChildren:
         return answer
 
 
-def _start() -> "_Child | None":
+def _past_deadline(seconds: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        "COMPILE_DEADLINE", f"the compile took longer than {seconds:g} s (compile_seconds)"
+    )
+
+
+def _start(seconds: float) -> "_Child | None":
     """A new child; None if the system has no room for a process."""
     try:
-        return _Child()
+        return _Child(seconds)
     except OSError:
         metrics.COMPILE_CHILDREN_ENDED.labels("not_started").inc()
         return None
@@ -199,8 +225,12 @@ def _start() -> "_Child | None":
 class _Child:
     """One child process and the socket to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         ours, theirs = socket.socketpair()
+        # A child that is stopped neither reads nor writes; this thread mustn't wait for ever.
+        timeout = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6) or 1)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
         with ours, theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", _MODULE, str(theirs.fileno()), ",".join(NAMES)],
@@ -239,6 +269,11 @@ class _Child:
     def receive(self) -> bytes:
         """The next message. Raises EOFError if the child is dead."""
         return self._connection.recv_bytes()
+
+    def stop(self) -> None:
+        """Ends the process, from any thread; who owns the child finds out."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     def died(self) -> bool:
         """Whether the process ended by itself, or by somebody else's hand."""

@@ -15,6 +15,7 @@ from typing import Any
 from engine_client.spec import GrammarSpec, GrammarType
 from grammar_service.errors import Invalid, ServiceError, Unenforced
 from grammar_service.grammars.schema import (
+    Limits,
     candidates,
     check,
     refusal,
@@ -66,10 +67,10 @@ class Plan:
     refused: Callable[[list[ServiceError]], ServiceError]
 
 
-def plan(spec: GrammarSpec) -> Plan:
+def plan(spec: GrammarSpec, limits: Limits) -> Plan:
     """The plan for a canonical spec. Raises Invalid."""
     if spec.type in (GrammarType.JSON_SCHEMA, GrammarType.JSON_OBJECT):
-        return _plan_schema(spec)
+        return _plan_schema(spec, limits)
     backends = _asked(spec, _SPEAKERS[spec.type])
     if not backends:
         raise Invalid(
@@ -79,7 +80,7 @@ def plan(spec: GrammarSpec) -> Plan:
 
     attempts = tuple(Attempt(backend, (spec,)) for backend in backends)
     if spec.type is GrammarType.STRUCTURAL_TAG:
-        attempts = (_attempt_tag(spec),)
+        attempts = (_attempt_tag(spec, limits),)
 
     def refused(errors: list[ServiceError]) -> ServiceError:
         if attempts[0].unenforced and not errors:
@@ -92,7 +93,7 @@ def plan(spec: GrammarSpec) -> Plan:
     return Plan(attempts, refused)
 
 
-def _attempt_tag(spec: GrammarSpec) -> Attempt:
+def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
     """A structural tag, with the schemas in it in the form that xgrammar enforces most of."""
     tag = parse_json(spec.source)
     missing: list[Unenforced] = []
@@ -108,7 +109,7 @@ def _attempt_tag(spec: GrammarSpec) -> Attempt:
         if node.get("type") != "json_schema" or "json_schema" not in node:
             continue
         schema = node["json_schema"]
-        rewritten = rewrite(schema, check(schema), spec.close_objects)
+        rewritten = rewrite(schema, check(schema, limits), spec.close_objects)
         at = f"{pointer}/json_schema"
         missing += [Unenforced(at + p, k) for p, k in unenforced(rewritten, "xgrammar")]
         formats += [Unenforced(at + p, k) for p, k in unenforced_formats(rewritten, "xgrammar")]
@@ -120,9 +121,9 @@ def _attempt_tag(spec: GrammarSpec) -> Attempt:
     return Attempt("xgrammar", (bound,), tuple(missing), tuple(formats))
 
 
-def _plan_schema(spec: GrammarSpec) -> Plan:
+def _plan_schema(spec: GrammarSpec, limits: Limits) -> Plan:
     schema = {"type": "object"} if spec.type is GrammarType.JSON_OBJECT else parse_json(spec.source)
-    rewritten = rewrite(schema, check(schema), spec.close_objects)
+    rewritten = rewrite(schema, check(schema, limits), spec.close_objects)
     found = candidates(
         rewritten,
         _asked(spec, _SCHEMA_SPEAKERS),

@@ -34,6 +34,9 @@ class Row:
     mask_row: int
     """First of its 1 + len(drafts) mask rows."""
     opening: Opening | None = None
+    """How the caller has it opened; None: as it is."""
+    may_open: bool = False
+    """Whether the opening came with this step, so that the sequence may be opened with it."""
 
     sequence: Sequence | None = None
     stop_row: MaskRow | None = None

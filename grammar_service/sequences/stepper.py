@@ -194,7 +194,7 @@ class Stepper:
             row.end(Outcome.FAILED, "DUPLICATE_SEQUENCE", "the step has this sequence already")
             return None
         try:
-            if row.opening is not None:
+            if row.opening is not None and row.may_open:
                 return self._store.open(sequence_id, row.opening)
         except NotFound as error:
             row.end(Outcome.UNKNOWN_GRAMMAR, error.reason, error.message)
@@ -203,8 +203,10 @@ class Stepper:
             row.end(Outcome.FAILED, error.reason, error.message)
             return None
         sequence = self._store.get(sequence_id)
-        if sequence is None:
+        # Another caller may have opened the id otherwise: then this one's sequence isn't here.
+        if sequence is None or row.opening not in (None, sequence.opening):
             row.end(Outcome.UNKNOWN_SEQUENCE)
+            return None
         return sequence
 
     def _make(self, sequence_id: str, opening: Opening, serial: int) -> Sequence:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -21,6 +22,7 @@ from engine_client.wire import (
 from grammar_service.backends import NAMES, create
 from grammar_service.grammars.catalog import Catalog
 from grammar_service.grammars.children import CompileChildren
+from grammar_service.grammars.schema import Limits
 from grammar_service.grammars.tokenizers import Tokenizers
 from grammar_service.sequences.stepper import Stepper
 from grammar_service.server.address import bind
@@ -68,6 +70,12 @@ _SERVICES = tuple(
 )
 
 
+def _make_region_dir(path: Path | None) -> None:
+    """Makes the directory if need be. Raises OSError where it can't be, which isn't silent."""
+    if path is not None and not path.is_dir():
+        path.mkdir(mode=0o770)
+
+
 class GrammarServer:
     """A grammar service in this process. Raises OSError or ValueError if it can't listen."""
 
@@ -82,7 +90,17 @@ class GrammarServer:
             settings.compile_queue,
         )
         self._tokenizers = Tokenizers(settings.max_tokenizers)
-        self._catalog = Catalog(backends, self._children, settings.grammar_cache_bytes)
+        self._catalog = Catalog(
+            backends,
+            self._children,
+            settings.grammar_cache_bytes,
+            Limits(
+                depth=settings.schema_depth,
+                nodes=settings.schema_nodes,
+                enum=settings.schema_enum,
+                repetition=settings.schema_repetition,
+            ),
+        )
         self._stepper = Stepper(
             self._catalog,
             settings.max_sequences,
@@ -117,6 +135,7 @@ class GrammarServer:
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
         try:
+            _make_region_dir(settings.region_dir)
             self.target = bind(self._server, settings)
         except BaseException:
             self._children.close()

@@ -1,6 +1,6 @@
 """The columns of a step on the wire, to rows and back."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import cast
 
@@ -20,31 +20,27 @@ def opening_of(opening: pb.Opening) -> Opening:
 
 
 class Bindings:
-    """Which sequence stands in which row; of one stream, or of one unary step."""
+    """Which sequence stands in which row, and how it was opened; of a stream, or a unary step."""
 
     def __init__(self) -> None:
-        self._ids: dict[int, str] = {}
+        self._bound: dict[int, tuple[str, Opening | None]] = {}
 
-    def take(self, request: pb.StepRequest, max_rows: int) -> Mapping[int, Opening]:
-        """Applies releases and bindings; returns the openings that came. Raises Invalid."""
+    def take(self, request: pb.StepRequest, max_rows: int) -> set[int]:
+        """Applies releases and bindings; returns the rows that were bound. Raises Invalid."""
         for row in request.releases:
-            self._ids.pop(row, None)
-        openings = {}
+            self._bound.pop(row, None)
         for binding in request.bindings:
             if binding.row >= max_rows:
                 raise Invalid(
                     "STEP_MALFORMED", f"row {binding.row}: rows are below {max_rows} (max_rows)"
                 )
-            self._ids[binding.row] = binding.sequence_id
-            if binding.HasField("opening"):
-                openings[binding.row] = opening_of(binding.opening)
-            else:
-                openings.pop(binding.row, None)
-        return openings
+            opening = opening_of(binding.opening) if binding.HasField("opening") else None
+            self._bound[binding.row] = (binding.sequence_id, opening)
+        return {binding.row for binding in request.bindings}
 
-    def get(self, row: int) -> str | None:
-        """The sequence id in a row."""
-        return self._ids.get(row)
+    def get(self, row: int) -> tuple[str | None, Opening | None]:
+        """The sequence id in a row, and its opening."""
+        return self._bound.get(row, (None, None))
 
 
 def read_rows(
@@ -54,7 +50,7 @@ def read_rows(
 
     Raises Invalid with STEP_MALFORMED or Exhausted with STEP_TOO_LARGE.
     """
-    openings = bindings.take(request, settings.max_rows)
+    fresh = bindings.take(request, settings.max_rows)
     numbers = list(request.rows)
     count = len(numbers)
     if count > settings.max_rows:
@@ -80,12 +76,14 @@ def read_rows(
         total = _check_apart(first, draft_counts, settings.max_mask_rows)
     else:
         first = list(accumulate((1 + drafted for drafted in draft_counts), initial=0))[:count]
-    rows = [
-        Row(bindings.get(number), position, row_tokens, row_drafts, mask_row, openings.get(number))
-        for number, position, row_tokens, row_drafts, mask_row in zip(
-            numbers, positions, tokens, drafts, first, strict=True
+    rows = []
+    for number, position, row_tokens, row_drafts, mask_row in zip(
+        numbers, positions, tokens, drafts, first, strict=True
+    ):
+        sequence_id, opening = bindings.get(number)
+        rows.append(
+            Row(sequence_id, position, row_tokens, row_drafts, mask_row, opening, number in fresh)
         )
-    ]
     return rows, total
 
 

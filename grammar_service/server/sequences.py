@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import grpc
 import torch
 
+from engine_client.stream import MAX_ROWS
 from engine_client.wire import sequences_pb2 as pb
 from engine_client.wire.sequences_pb2_grpc import SequenceServiceServicer
 from grammar_service import metrics
@@ -44,6 +45,7 @@ class SequenceService(SequenceServiceServicer):
     ) -> Iterator[pb.StepStreamResponse]:
         """Steps of one stream, answered in order."""
         bindings, regions = Bindings(), self._regions()
+        context.send_initial_metadata(((MAX_ROWS, str(self._settings.max_rows)),))
         try:
             with self._streams.opened(context) as stream:
                 for request in stream.requests(request_iterator):

@@ -249,7 +249,7 @@ def test_a_frozen_service_is_met_by_the_deadline_and_is_used_again_after_it() ->
         grammar = client.compile(SPEC, VOCABULARY)
         before = client.step([Row("frozen", grammar, [0])])
         assert allowed(before.mask(0)) == [2]
-        service.signal(signal.SIGSTOP)
+        service.freeze()
         try:
             in_flight = client.submit([Row("frozen", grammar, [0, 2], 1)])
             late = client.collect(in_flight)
@@ -274,7 +274,7 @@ def test_a_rewind_that_the_service_never_saw_is_not_counted_on() -> None:
     with running_service() as service, service.client(step_timeout=0.5, cool_down=1) as client:
         grammar = client.compile(GrammarSpec.regex("ac{4}x|bc{4}y"), tokens)
         client.step([Row("lost", grammar, [0, 2, 2])])
-        service.signal(signal.SIGSTOP)
+        service.freeze()
         try:
             assert client.step([Row("lost", grammar, [0, 2, 2], 3)]).outcomes == [Outcome.FAILED]
             assert client.step([Row("lost", grammar, [1, 2, 2])]).outcomes == [Outcome.FAILED]
@@ -285,6 +285,89 @@ def test_a_rewind_that_the_service_never_saw_is_not_counted_on() -> None:
         result = client.step([Row("lost", grammar, [1, 2, 2, 2, 2], 4)])
         assert allowed(result.mask(0)) == [4]
         assert client.stats.snapshot()["skipped"] >= 1
+
+
+def test_an_id_with_another_opening_starts_anew(
+    client: GrammarClient, new_id: Callable[[], str]
+) -> None:
+    tokens = toy([*"abcdefgh", "<eos>"], stop=[8])
+    ab = client.compile(GrammarSpec.regex("a[bc]*"), tokens)
+    de = client.compile(GrammarSpec.regex("d[ef]*"), tokens)
+    name = new_id()
+    assert allowed(client.step([Row(name, ab, [0])]).mask(0)) == [1, 2, 8]
+    assert allowed(client.step([Row(name, de, [])]).mask(0)) == [3]
+    assert allowed(client.step([Row(name, de, [3])]).mask(0)) == [4, 5, 8]
+    # A stop token that the request brings isn't text any more.
+    assert allowed(client.step([Row(name, de, [3], stop_token_ids=(4,))]).mask(0)) == [4, 5, 8]
+    assert client.step([Row(name, de, [3, 4], stop_token_ids=(4,))]).outcomes == [
+        Outcome.TERMINATED
+    ]
+    assert allowed(client.step([Row(name, de, [], constraint_start=1)]).mask(0)) == list(range(9))
+
+
+def test_two_threads_that_open_an_id_differently_each_get_their_own(
+    client: GrammarClient, new_id: Callable[[], str]
+) -> None:
+    tokens = toy([*"abcdefgh", "<eos>"], stop=[8])
+    ab = client.compile(GrammarSpec.regex("a[bc]*"), tokens)
+    de = client.compile(GrammarSpec.regex("d[ef]*"), tokens)
+    name = new_id()
+    with futures.ThreadPoolExecutor(1) as other:
+        for _ in range(3):
+            assert allowed(client.step([Row(name, ab, [0], 1)]).mask(0)) == [1, 2, 8]
+            row = Row(name, de, [3], 1)
+            assert allowed(other.submit(client.step, [row]).result(30).mask(0)) == [4, 5, 8]
+
+
+def test_masks_of_steps_in_flight_and_of_the_last_one_are_never_written_over(
+    client: GrammarClient, new_id: Callable[[], str]
+) -> None:
+    tokens = toy([*"abcdefgh", "<eos>"], stop=[8])
+    ab = client.compile(GrammarSpec.regex("a[bc]*"), tokens)
+    de = client.compile(GrammarSpec.regex("d[ef]*"), tokens)
+    a, b, c = Row(new_id(), ab, [0]), Row(new_id(), ab, []), Row(new_id(), de, [3])
+    for meanwhile in ("a refused submit", "a step in between", "a dropped step"):
+        first = client.submit([a])
+        if meanwhile == "a refused submit":
+            with pytest.raises(UsageError):
+                client.submit([Row("bad", ab, [1 << 40])])
+        elif meanwhile == "a step in between":
+            between = client.collect(client.submit([b]))
+        else:
+            client.submit([b])
+        last = client.collect(client.submit([c]))
+        if meanwhile == "a step in between":
+            assert allowed(between.mask(0)) == [0]
+        assert allowed(client.collect(first).mask(0)) == [1, 2, 8], meanwhile
+        assert allowed(last.mask(0)) == [4, 5, 8], meanwhile
+
+
+def test_a_refused_submit_binds_nothing(client: GrammarClient, new_id: Callable[[], str]) -> None:
+    tokens = toy([*"abcdefgh", "<eos>"], stop=[8])
+    ab = client.compile(GrammarSpec.regex("a[bc]*"), tokens)
+    de = client.compile(GrammarSpec.regex("d[ef]*"), tokens)
+    old, new = new_id(), new_id()
+    client.step([Row(old, ab, [0])])
+    for bad in ([1 << 40], None):
+        with pytest.raises(UsageError):
+            client.submit([Row(new, de, bad)])  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        client.submit([Row(new, de, [], stop_token_ids=(-1,))])
+    with pytest.raises(UsageError, match="at most 4096 rows"):
+        client.submit([Row(f"{new}-{i}", de, []) for i in range(5000)])
+    assert allowed(client.step([Row(new, de, [])]).mask(0)) == [3]
+    after = client.step([Row(old, ab, [0, 1], 1)])
+    assert allowed(after.mask(0)) == [1, 2, 8]
+    assert after.notes == {}
+
+
+def test_a_service_with_few_rows_is_enough_for_many_sequences() -> None:
+    with running_service("--max-rows", "8") as service, service.client() as client:
+        grammar = client.compile(SPEC, VOCABULARY)
+        for turn in range(2):
+            for index in range(30):
+                result = client.step([Row(f"few-{index}", grammar, [0])])
+                assert allowed(result.mask(0)) == [2], (turn, index)
 
 
 def test_closing_what_a_closed_client_knew_is_quiet(service: ServiceProcess) -> None:
