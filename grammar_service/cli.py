@@ -74,18 +74,44 @@ class Health(BaseModel):
 
 
 class Tokenizer(BaseModel):
-    """Show what a tokenizer would be registered as, and test its bytes against itself."""
+    """Show a tokenizer and test its bytes against itself, or list what a service has registered."""
 
-    path: CliPositionalArg[Path] = Field(
-        description="Hugging Face tokenizer directory or tokenizer.json file."
+    path: CliPositionalArg[Path | None] = Field(
+        None, description="Hugging Face tokenizer directory or tokenizer.json file."
     )
     width: int | None = Field(None, gt=0, description="Columns of the model's logits.")
+    target: str | None = Field(None, description="A service, unix:PATH or HOST:PORT, to ask.")
 
     def cli_cmd(self) -> None:
-        """Prints one JSON object; exits with 1 when a round trip fails."""
+        """Prints JSON; exits with 1 when a round trip fails."""
+        if (self.path is None) == (self.target is None):
+            raise SystemExit("grammar-service: tokenizer takes a PATH, or --target of a service")
+        if self.target is not None:
+            self._list(self.target)
+        else:
+            assert self.path is not None
+            self._show(self.path)
+
+    def _list(self, target: str) -> None:
+        """One line a tokenizer."""
+        from google.protobuf.json_format import MessageToDict
+
+        from engine_client.wire.tokenizers_pb2 import ListTokenizersRequest
+        from engine_client.wire.tokenizers_pb2_grpc import TokenizerServiceStub
+
+        with grpc.insecure_channel(target) as channel:
+            stub = TokenizerServiceStub(channel)
+            try:
+                answer = stub.ListTokenizers(ListTokenizersRequest(), timeout=5)
+            except grpc.RpcError as error:
+                raise SystemExit(f"grammar-service: {target}: {error.code().name}") from None
+        for tokenizer in answer.tokenizers:
+            print(json.dumps(MessageToDict(tokenizer, preserving_proto_field_name=True)))
+
+    def _show(self, path: Path) -> None:
         try:
-            vocabulary = Vocabulary.from_path(self.path, width=self.width)
-            problems = round_trip(vocabulary, load_tokenizer(self.path))
+            vocabulary = Vocabulary.from_path(path, width=self.width)
+            problems = round_trip(vocabulary, load_tokenizer(path))
         except ValueError as error:
             raise SystemExit(f"grammar-service: {error}") from None
         tokens = vocabulary.tokens
