@@ -125,10 +125,10 @@ class _XGrammar:
 class _LLGuidance:
     """One row's matcher of llguidance."""
 
-    def __init__(self, prototype: Any, stops: list[int]) -> None:
+    def __init__(self, prototype: Any, end: int, stops: list[int]) -> None:
         from engine_client.in_process_llguidance import Matcher
 
-        self._matcher = Matcher(prototype.deep_copy(), stops)
+        self._matcher = Matcher(prototype.deep_copy(), end, stops)
 
     def accept(self, token: int) -> bool:
         return self._matcher.accept(token)
@@ -161,10 +161,11 @@ def _compile(grammar: Grammar) -> Callable[[list[int]], _Matcher]:
             compiled = compile_spec(spec, grammar.vocabulary)
             return lambda stops: _XGrammar(compiled, stops)
         case "llguidance":
-            from engine_client.in_process_llguidance import build, lark_of
+            from engine_client.in_process_llguidance import build, lark_of, tokenizer_of
 
             prototype = build(lark_of(spec), grammar.vocabulary)
-            return lambda stops: _LLGuidance(prototype, stops)
+            end = tokenizer_of(grammar.vocabulary).eos_token
+            return lambda stops: _LLGuidance(prototype, end, stops)
         case other:
             raise ValueError(f"its backend is {other}, which isn't matched in process")
 

@@ -13,6 +13,7 @@ What it does beyond calling the library, each measured with llguidance 1.9.1:
 """
 
 import json
+import re
 import threading
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
@@ -41,10 +42,14 @@ _lock = threading.Lock()
 class Matcher:
     """A library matcher, its stop tokens, and whether one of them ended it."""
 
-    __slots__ = ("ended", "inner", "stops")
+    __slots__ = ("end", "ended", "inner", "stops")
 
-    def __init__(self, inner: LLMatcher, stops: Sequence[int], *, ended: bool = False) -> None:
+    def __init__(
+        self, inner: LLMatcher, end: int, stops: Sequence[int], *, ended: bool = False
+    ) -> None:
         self.inner = inner
+        self.end = end
+        """The library's one end token, which needn't be one of the sequence's."""
         self.stops = tuple(stops)
         self.ended = ended
 
@@ -71,7 +76,7 @@ class Matcher:
 
     def fork(self) -> "Matcher":
         """An independent copy."""
-        return Matcher(self.inner.deep_copy(), self.stops, ended=self.ended)
+        return Matcher(self.inner.deep_copy(), self.end, self.stops, ended=self.ended)
 
 
 def build(text: str, vocabulary: Vocabulary) -> LLMatcher:
@@ -93,6 +98,7 @@ def fill(
             _compute_one(executor, matcher, masks, row)
     words = masks.numpy().view(np.uint32)
     for matcher, row in zip(matchers, rows, strict=True):
+        words[row, matcher.end // 32] &= ~np.uint32(1 << (matcher.end % 32))
         may_end = matcher.inner.is_accepting()
         for token in matcher.stops:
             bit = np.uint32(1 << (token % 32))
@@ -156,8 +162,7 @@ def lark_of(spec: GrammarSpec) -> str:
         case GrammarType.JSON_SCHEMA:
             return f"{_HEAD}start: %json {_with_options(spec)}"
         case GrammarType.REGEX:
-            escaped = spec.source.replace("/", "\\/").replace("\n", "\\n")
-            return f"{_HEAD}start: /{escaped}/"
+            return f"{_HEAD}start: /{_delimited(spec.source)}/"
         case GrammarType.CHOICE:
             texts = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in spec.choices)
             return f"{_HEAD}start: {texts}"
@@ -165,6 +170,12 @@ def lark_of(spec: GrammarSpec) -> str:
             return f"{_HEAD}{spec.source}"
         case _:
             raise ValueError(f"llguidance doesn't speak {spec.type}")
+
+
+def _delimited(pattern: str) -> str:
+    """A pattern between slashes: those that aren't escaped yet have to be."""
+    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or "\\/", pattern, flags=re.DOTALL)
+    return escaped.replace("\n", "\\n")
 
 
 def _with_options(spec: GrammarSpec) -> str:

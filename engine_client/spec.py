@@ -45,7 +45,8 @@ class GrammarSpec:
         max_whitespace: White-space characters in a row that JSON may have, 0 (none) to 1,000.
         close_objects: Whether objects that don't say additionalProperties are closed.
         allow_unenforced: Whether a schema may have parts that no mask enforces.
-        fixed_key_order: Whether keys come in the order of `properties` only.
+        fixed_key_order: Whether keys come in the order of `properties`, or the required ones first,
+            only.
         strict_formats: Whether a format that isn't enforced counts as unenforced.
         item_separator: What stands between items; another than "," only with max_whitespace 0.
         key_separator: What stands between a key and its value; likewise, ":".

@@ -82,7 +82,8 @@ class SequenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StepStream(self, request_iterator, context):
-        """The same exchange, pipelined and answered in order. Bindings last until they are released or
+        """The same exchange, pipelined and answered in order. The call's initial metadata has the server's
+        max_rows as "grammar-max-rows". Bindings last until they are released or
         the stream ends. A step that Step would answer with an error is answered in band, and the
         stream goes on. Errors: RESOURCE_EXHAUSTED with TOO_MANY_STREAMS; UNAVAILABLE with DRAINING.
         """

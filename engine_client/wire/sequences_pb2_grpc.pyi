@@ -164,7 +164,8 @@ class SequenceServiceStub(typing.Generic[_SequenceServiceStepType, _SequenceServ
     """
 
     StepStream: _SequenceServiceStepStreamType
-    """The same exchange, pipelined and answered in order. Bindings last until they are released or
+    """The same exchange, pipelined and answered in order. The call's initial metadata has the server's
+    max_rows as "grammar-max-rows". Bindings last until they are released or
     the stream ends. A step that Step would answer with an error is answered in band, and the
     stream goes on. Errors: RESOURCE_EXHAUSTED with TOO_MANY_STREAMS; UNAVAILABLE with DRAINING.
     """
@@ -229,7 +230,8 @@ class SequenceServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[engine_client.wire.sequences_pb2.StepStreamRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[engine_client.wire.sequences_pb2.StepStreamResponse], collections.abc.AsyncIterator[engine_client.wire.sequences_pb2.StepStreamResponse]]:
-        """The same exchange, pipelined and answered in order. Bindings last until they are released or
+        """The same exchange, pipelined and answered in order. The call's initial metadata has the server's
+        max_rows as "grammar-max-rows". Bindings last until they are released or
         the stream ends. A step that Step would answer with an error is answered in band, and the
         stream goes on. Errors: RESOURCE_EXHAUSTED with TOO_MANY_STREAMS; UNAVAILABLE with DRAINING.
         """

@@ -26,10 +26,11 @@ _MATCHER_BYTES_A_TOKEN = 250
 class _Compiled:
     """What all matchers of a grammar are copies of."""
 
-    __slots__ = ("prototype", "size")
+    __slots__ = ("end", "prototype", "size")
 
-    def __init__(self, prototype: LLMatcher, size: int) -> None:
+    def __init__(self, prototype: LLMatcher, end: int, size: int) -> None:
         self.prototype = prototype
+        self.end = end
         self.size = size
 
 
@@ -61,7 +62,8 @@ class LLGuidanceBackend:
 
     def load(self, artifact: bytes, spec: GrammarSpec, vocabulary: Vocabulary) -> _Compiled:
         """Builds the matcher that all others are copies of. Raises ValueError."""
-        return _Compiled(build(artifact.decode(), vocabulary), len(artifact))
+        end = tokenizer_of(vocabulary).eos_token
+        return _Compiled(build(artifact.decode(), vocabulary), end, len(artifact))
 
     def memory_bytes(self, compiled: _Compiled) -> int:
         """An estimate: the library tells none."""
@@ -69,7 +71,7 @@ class LLGuidanceBackend:
 
     def matcher(self, compiled: _Compiled, stop_token_ids: Sequence[int]) -> Matcher:
         """A matcher at the start."""
-        return Matcher(compiled.prototype.deep_copy(), stop_token_ids)
+        return Matcher(compiled.prototype.deep_copy(), compiled.end, stop_token_ids)
 
     def matcher_bytes(self, length: int) -> int:
         """Estimated memory of a matcher that took `length` tokens."""

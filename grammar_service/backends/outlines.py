@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from importlib.metadata import version
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -211,7 +212,14 @@ def _regex(spec: GrammarSpec) -> str:
         case GrammarType.REGEX:
             return spec.source
         case GrammarType.CHOICE:
-            return "|".join(_literal(choice) for choice in spec.choices)
+            # The library takes the first alternative that matches, and no longer one after it.
+            ordered = sorted(spec.choices)
+            for choice, after in pairwise(ordered):
+                if after.startswith(choice) and after != choice:
+                    raise Invalid(
+                        "SPEC_UNSUPPORTED", f"outlines can't have both {choice!r} and {after!r}"
+                    )
+            return "|".join(_literal(choice) for choice in ordered)
         case GrammarType.JSON_SCHEMA:
             from outlines_core.json_schema import build_regex_from_schema
 

@@ -3,6 +3,7 @@
 A live sequence pins its grammar: eviction takes the least recently used one without sequences.
 """
 
+import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -16,11 +17,11 @@ from grammar_service.backends import Backend
 from grammar_service.backends.base import Compiled
 from grammar_service.errors import Invalid, NotFound, ServiceError, Unenforced
 from grammar_service.grammars.children import CompileChildren
-from grammar_service.grammars.plan import Attempt, plan
-from grammar_service.grammars.schema import Limits
 from grammar_service.grammars.spec import grammar_id as grammar_id_of
 
 _MAX_REFUSAL_BYTES = 4 << 20
+_MAX_ARTIFACT_BYTES = 64 << 20
+"""Loading one holds the interpreter for milliseconds a megabyte, and steps with it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,9 +50,7 @@ class Catalog:
         backends: Mapping[str, Backend],
         children: CompileChildren,
         max_bytes: int,
-        limits: Limits,
     ) -> None:
-        self._limits = limits
         self._backends = backends
         self._versions = ",".join(f"{name} {b.version}" for name, b in sorted(backends.items()))
         self._children = children
@@ -145,31 +144,15 @@ class Catalog:
         running.set_result(grammar)
 
     def _make(self, grammar_id: str, spec: GrammarSpec, vocabulary: Vocabulary) -> Grammar:
-        """Tries the plan's attempts, the best first. Raises what refuses the spec."""
-        planned = plan(spec, self._limits)
-        errors: list[ServiceError] = []
-        for attempt in planned.attempts:
-            if attempt.unenforced and not spec.allow_unenforced:
-                break  # those that follow enforce no more
-            for form in attempt.specs:
-                try:
-                    return self._attempt(grammar_id, spec, attempt, form, vocabulary)
-                except ServiceError as error:
-                    errors.append(error)
-                    if not isinstance(error, Invalid):
-                        break
-        raise planned.refused(errors)
-
-    def _attempt(
-        self,
-        grammar_id: str,
-        spec: GrammarSpec,
-        attempt: Attempt,
-        form: GrammarSpec,
-        vocabulary: Vocabulary,
-    ) -> Grammar:
-        backend = self._backends[attempt.backend]
-        artifact = self._children.submit(backend.name, form, vocabulary).result()
+        """Has a child compile a spec. Raises what refuses it."""
+        artifact = self._children.submit(spec, vocabulary).result()
+        if len(artifact.data) > _MAX_ARTIFACT_BYTES:
+            raise Invalid(
+                "SPEC_TOO_LARGE",
+                f"compiled, the spec has {len(artifact.data)} bytes; at most {_MAX_ARTIFACT_BYTES}",
+            )
+        backend = self._backends[artifact.backend]
+        form = dataclasses.replace(spec, source=artifact.source)
         compiled = backend.load(artifact.data, form, vocabulary)
         return Grammar(
             id=grammar_id,
@@ -177,17 +160,19 @@ class Catalog:
             vocabulary=vocabulary,
             backend=backend,
             compiled=compiled,
-            compiled_source=form.source,
+            compiled_source=artifact.source,
             # The catalog keeps the texts as well.
             memory_bytes=backend.memory_bytes(compiled) + _text_bytes(spec) + _text_bytes(form),
             compile_ms=artifact.compile_ms,
-            unenforced=attempt.unenforced,
-            annotations=attempt.annotations,
+            unenforced=artifact.unenforced,
+            annotations=artifact.annotations,
         )
 
     def _keep_refusal(self, grammar_id: str, error: Invalid) -> None:
         """Needs the lock."""
-        self._refusals[grammar_id] = error
+        # A copy: the one that was raised holds its frames, and so the spec.
+        kept = Invalid(error.reason, error.message, error.unenforced)
+        self._refusals[grammar_id] = kept
         self._refusal_bytes += _refusal_size(grammar_id, error)
         while self._refusal_bytes > _MAX_REFUSAL_BYTES:
             self._refusal_bytes -= _refusal_size(*self._refusals.popitem(last=False))

@@ -31,6 +31,7 @@ def main() -> None:
     # After that, since they take seconds, in which the parent may die.
     from grammar_service.backends import create
     from grammar_service.errors import Invalid
+    from grammar_service.grammars.plan import make
 
     connection = Connection(int(sys.argv[1]))
     backends = {name: create(name, threads=1) for name in sys.argv[2].split(",")}
@@ -48,7 +49,7 @@ def main() -> None:
                 backend.prepare(vocabulary)
             connection.send_bytes(b"{}")
             continue
-        name, spec, tokenizer_id = arguments
+        spec, tokenizer_id, limits = arguments
         if tokenizer_id not in vocabularies:
             connection.send_bytes(json.dumps({"need": tokenizer_id}).encode())
             continue
@@ -57,14 +58,24 @@ def main() -> None:
             vocabularies.popitem(last=False)
         started = time.perf_counter()
         try:
-            artifact = backends[name].compile(spec, vocabularies[tokenizer_id])
+            made = make(spec, vocabularies[tokenizer_id], backends, limits)
         except Invalid as error:
-            header = {"reason": error.reason, "message": error.message}
-            connection.send_bytes(json.dumps(header).encode())
+            refusal = {
+                "reason": error.reason,
+                "message": error.message[:4000],
+                "unenforced": error.unenforced[:1000],
+            }
+            connection.send_bytes(json.dumps(refusal).encode())
             continue
-        answer = {"compile_ms": (time.perf_counter() - started) * 1000}
+        answer = {
+            "compile_ms": (time.perf_counter() - started) * 1000,
+            "backend": made.backend,
+            "source": made.form.source,
+            "unenforced": made.unenforced,
+            "annotations": made.annotations,
+        }
         connection.send_bytes(json.dumps(answer).encode())
-        connection.send_bytes(artifact)
+        connection.send_bytes(made.data)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ from grammar_service.errors import (
     Invalid,
     ServiceError,
     Unavailable,
+    Unenforced,
 )
+from grammar_service.grammars.schema.check import Limits
 
 _MODULE = "grammar_service.grammars.child"
 _START_SECONDS = 60.0
@@ -44,15 +46,27 @@ _WATCH_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a child made: the backend's bytes, and the milliseconds that it took."""
+    """What a child made of a spec.
 
+    Attributes:
+        backend: The backend that took it.
+        source: What that compiled: a form of the spec's source that means the same.
+        data: The backend's bytes.
+        compile_ms: Milliseconds that planning and compiling took.
+        unenforced: Keywords that the masks won't enforce.
+        annotations: Formats that they won't.
+    """
+
+    backend: str
+    source: str
     data: bytes
     compile_ms: float
+    unenforced: tuple[Unenforced, ...]
+    annotations: tuple[Unenforced, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    backend: str
     spec: GrammarSpec
     vocabulary: Vocabulary
     future: Future[Artifact]
@@ -69,10 +83,18 @@ class CompileChildren:
     """Runs compiles in child processes. Thread-safe.
 
     `deadline` is seconds of wall clock a compile, `memory_bytes` the growth of a child's resident
-    memory a compile, `queue_limit` the jobs that may wait.
+    memory a compile, `queue_limit` the jobs that may wait, `limits` those of schemas.
     """
 
-    def __init__(self, workers: int, deadline: float, memory_bytes: int, queue_limit: int) -> None:
+    def __init__(
+        self,
+        workers: int,
+        deadline: float,
+        memory_bytes: int,
+        queue_limit: int,
+        limits: Limits,
+    ) -> None:
+        self._limits = limits
         self._deadline = deadline
         self._memory_bytes = memory_bytes
         self._queue_limit = queue_limit
@@ -86,14 +108,14 @@ class CompileChildren:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, backend: str, spec: GrammarSpec, vocabulary: Vocabulary) -> Future[Artifact]:
+    def submit(self, spec: GrammarSpec, vocabulary: Vocabulary) -> Future[Artifact]:
         """Queues a compile. The future raises a ServiceError. Raises Exhausted when full."""
         if self._jobs.qsize() >= self._queue_limit:
             raise Exhausted(
                 "COMPILE_QUEUE_FULL",
                 f"{self._queue_limit} compiles are waiting (compile_queue); try again later",
             )
-        job = _Job(backend, spec, vocabulary, Future())
+        job = _Job(spec, vocabulary, Future())
         self._jobs.put(job)
         return job.future
 
@@ -169,14 +191,21 @@ class CompileChildren:
         try:
             child.wait_ready(self._closed)
             self._warm(child, job.vocabulary)
-            child.send(("compile", job.backend, job.spec, job.vocabulary.id))
+            child.send(("compile", job.spec, job.vocabulary.id, self._limits))
             header = self._answer(child)
             if "need" in header:  # it had too many
                 child.known.clear()
                 return self._run(child, job)
             if "reason" in header:
-                raise Invalid(header["reason"], header["message"])
-            return Artifact(child.receive(), header["compile_ms"])
+                raise Invalid(header["reason"], header["message"], _named(header["unenforced"]))
+            return Artifact(
+                header["backend"],
+                header["source"],
+                child.receive(),
+                header["compile_ms"],
+                _named(header["unenforced"]),
+                _named(header["annotations"]),
+            )
         except BlockingIOError:
             child.kill("deadline")
             raise _past_deadline(self._deadline) from None
@@ -205,6 +234,10 @@ class CompileChildren:
                 )
         answer: dict[str, Any] = json.loads(child.receive())
         return answer
+
+
+def _named(items: list[list[str]]) -> tuple[Unenforced, ...]:
+    return tuple(Unenforced(pointer, keyword) for pointer, keyword in items)
 
 
 def _past_deadline(seconds: float) -> DeadlineExceeded:

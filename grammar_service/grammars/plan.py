@@ -8,12 +8,14 @@ structural tags are xgrammar's languages, Lark is llguidance's.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine_client.spec import GrammarSpec, GrammarType
-from grammar_service.errors import Invalid, ServiceError, Unenforced
+from engine_client.vocabulary import Vocabulary
+from grammar_service.backends.base import Backend
+from grammar_service.errors import Invalid, Unenforced
 from grammar_service.grammars.schema import (
     Limits,
     candidates,
@@ -64,7 +66,40 @@ class Plan:
     """The attempts for a spec, the best first, and how a refusal of all of them reads."""
 
     attempts: tuple[Attempt, ...]
-    refused: Callable[[list[ServiceError]], ServiceError]
+    refused: Callable[[list[Invalid]], Invalid]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of a spec: the backend's artifact, the form that it took, and what it leaves."""
+
+    backend: str
+    form: GrammarSpec
+    data: bytes
+    unenforced: tuple[Unenforced, ...]
+    annotations: tuple[Unenforced, ...]
+
+
+def make(
+    spec: GrammarSpec, vocabulary: Vocabulary, backends: Mapping[str, Backend], limits: Limits
+) -> Made:
+    """Compiles a canonical spec with the first attempt that works. Raises Invalid.
+
+    Runs in a child: reading a hostile schema may take as long as compiling one.
+    """
+    planned = plan(spec, limits)
+    errors: list[Invalid] = []
+    for attempt in planned.attempts:
+        if attempt.unenforced and not spec.allow_unenforced:
+            break  # those that follow enforce no more
+        for form in attempt.specs:
+            try:
+                data = backends[attempt.backend].compile(form, vocabulary)
+            except Invalid as error:
+                errors.append(error)
+            else:
+                return Made(attempt.backend, form, data, attempt.unenforced, attempt.annotations)
+    raise planned.refused(errors)
 
 
 def plan(spec: GrammarSpec, limits: Limits) -> Plan:
@@ -82,19 +117,21 @@ def plan(spec: GrammarSpec, limits: Limits) -> Plan:
     if spec.type is GrammarType.STRUCTURAL_TAG:
         attempts = (_attempt_tag(spec, limits),)
 
-    def refused(errors: list[ServiceError]) -> ServiceError:
+    def refused(errors: list[Invalid]) -> Invalid:
         if attempts[0].unenforced and not errors:
             return unenforced_error(attempts[0])
-        first = errors[0]
-        if not isinstance(first, Invalid):
-            return first
-        return Invalid("SPEC_INVALID", f"expected {_DIALECTS[spec.type]}: {first.message}")
+        return Invalid("SPEC_INVALID", f"expected {_DIALECTS[spec.type]}: {errors[0].message}")
 
     return Plan(attempts, refused)
 
 
 def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
     """A structural tag, with the schemas in it in the form that xgrammar enforces most of."""
+    if spec.max_whitespace == 0 or (spec.item_separator, spec.key_separator) != (",", ":"):
+        raise Invalid(
+            "SPEC_UNSUPPORTED",
+            "JSON in a structural tag has max_whitespace 1 or more, and the usual separators",
+        )
     tag = parse_json(spec.source)
     missing: list[Unenforced] = []
     formats: list[Unenforced] = []
@@ -114,11 +151,29 @@ def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
         missing += [Unenforced(at + p, k) for p, k in unenforced(rewritten, "xgrammar")]
         formats += [Unenforced(at + p, k) for p, k in unenforced_formats(rewritten, "xgrammar")]
         if node.get("style", "json") == "json":
-            node["json_schema"] = rewritten.schema
+            # What isn't closed has to say so: in tags, xgrammar closes it otherwise.
+            node["json_schema"] = _opened(rewritten.schema)
     bound = dataclasses.replace(spec, source=dump_json(tag))
     if spec.strict_formats:
         missing += formats
     return Attempt("xgrammar", (bound,), tuple(missing), tuple(formats))
+
+
+def _opened(schema: Any) -> Any:
+    """A rewritten schema in which each object says what else it takes."""
+    if isinstance(schema, list):
+        return [_opened(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    opened: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("properties", "patternProperties", "$defs"):
+            opened[key] = {name: _opened(inner) for name, inner in value.items()}
+        else:
+            opened[key] = value if key in ("enum", "required") else _opened(value)
+    if opened.get("type") == "object" and "unevaluatedProperties" not in opened:
+        opened.setdefault("additionalProperties", True)
+    return opened
 
 
 def _plan_schema(spec: GrammarSpec, limits: Limits) -> Plan:
@@ -143,13 +198,10 @@ def _plan_schema(spec: GrammarSpec, limits: Limits) -> Plan:
     if not attempts:
         raise Invalid("SPEC_UNSUPPORTED", f"{spec.backend} can't have separators of its own")
 
-    def refused(errors: list[ServiceError]) -> ServiceError:
+    def refused(errors: list[Invalid]) -> Invalid:
         best = attempts[0]
         if best.unenforced:
             return unenforced_error(best)
-        lasting = [error for error in errors if not isinstance(error, Invalid)]
-        if lasting:
-            return lasting[0]
         named = refusal(errors[0].message, rewritten)
         return Invalid(
             "SPEC_UNENFORCED",

@@ -88,18 +88,18 @@ class GrammarServer:
             settings.compile_seconds,
             settings.compile_memory_bytes,
             settings.compile_queue,
-        )
-        self._tokenizers = Tokenizers(settings.max_tokenizers)
-        self._catalog = Catalog(
-            backends,
-            self._children,
-            settings.grammar_cache_bytes,
             Limits(
                 depth=settings.schema_depth,
                 nodes=settings.schema_nodes,
                 enum=settings.schema_enum,
                 repetition=settings.schema_repetition,
             ),
+        )
+        self._tokenizers = Tokenizers(settings.max_tokenizers)
+        self._catalog = Catalog(
+            backends,
+            self._children,
+            settings.grammar_cache_bytes,
         )
         self._stepper = Stepper(
             self._catalog,

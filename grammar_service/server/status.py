@@ -20,8 +20,11 @@ from grammar_service.errors import (
 )
 
 DOMAIN = "grammar.v1"
-_MAX_VIOLATIONS_BYTES = 4096
-"""Details travel in trailing metadata, of which gRPC takes 8 kB in all. The message counts them."""
+_MAX_VIOLATIONS_BYTES = 2500
+_MAX_POINTER = 500
+_MAX_MESSAGE = 1000
+"""Details travel in trailing metadata, of which gRPC takes 8 kB in all, coded; the message counts
+what isn't listed."""
 
 _CODES: dict[type[ServiceError], int] = {
     Invalid: Code.INVALID_ARGUMENT,
@@ -45,14 +48,13 @@ def abort(context: grpc.ServicerContext, error: ServiceError) -> NoReturn:
     if error.unenforced:
         violations, size = [], 0
         for item in error.unenforced:
-            size += len(item.pointer.encode()) + len(item.keyword.encode()) + 8
+            pointer, keyword = item.pointer[:_MAX_POINTER], item.keyword[:100]
+            size += len(pointer.encode()) + len(keyword.encode()) + 8
             if size > _MAX_VIOLATIONS_BYTES:
                 break
-            violations.append(
-                BadRequest.FieldViolation(field=item.pointer, description=item.keyword)
-            )
+            violations.append(BadRequest.FieldViolation(field=pointer, description=keyword))
         details.append(Any())
         details[-1].Pack(BadRequest(field_violations=violations))
-    status = Status(code=code_of(error), message=error.message, details=details)
+    status = Status(code=code_of(error), message=error.message[:_MAX_MESSAGE], details=details)
     context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort_with_status raises")

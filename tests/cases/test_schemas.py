@@ -66,7 +66,7 @@ def _object(required: dict[str, Any], **more: Any) -> GrammarSpec:
     return _schema({**closed, "additionalProperties": False, **more})
 
 
-_A = "a" * 40
+_STARS = {"type": "integer", "minimum": 1, "maximum": 5}
 _LONG = {"type": "string", "maxLength": 10_000}
 _BASE = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 10}}}
 _LIST = {"type": "array", "items": {"$ref": "#/definitions/part"}}
@@ -170,7 +170,7 @@ CASES = [
     ),
     Case(
         *("integer bounds are ignored", "vllm-project/vllm#12028"),
-        _object({"where": {"type": "string"}, "n": {"type": "integer", "minimum": 1, "maximum": 5}}),
+        _object({"where": {"type": "string"}, "n": _STARS}),
         ['{"where":"park","n":1}', '{"where":"","n":5}'],
         ['{"where":"park","n":0}', '{"where":"park","n":6}', '{"where":"park","n":55}'],
     ),
@@ -377,4 +377,5 @@ def test_what_is_not_enforced_is_named(
         assert named[0] in caught.value.unenforced
         assert named[0][1] in caught.value.message
     grammar = client.compile(GrammarSpec.json_schema(schema, allow_unenforced=True), BYTES)
-    assert grammar.unenforced == caught.value.unenforced
+    # The backend that takes it may enforce less than the best one, and says so.
+    assert {*caught.value.unenforced} <= {*grammar.unenforced}
