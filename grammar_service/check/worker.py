@@ -19,6 +19,7 @@ from queue import Queue, SimpleQueue
 from typing import Any
 
 from engine_client import GrammarClient, GrammarSpec, Refused, ServiceError, UsageError, Vocabulary
+from grammar_service.backends import NAMES
 from grammar_service.check.cases import Plan, read_case, refused
 from grammar_service.check.spelling import Speller
 from grammar_service.check.stepping import PreparedCase, Stepping
@@ -94,10 +95,10 @@ class Worker:
             report = refused(case.id, error.reason, error.message, error.unenforced)
         except ServiceError as error:
             report = refused(case.id, "SERVICE_UNREACHABLE", str(error))
-        except UsageError as error:  # a backend that the client doesn't know
-            report = refused(case.id, "SPEC_UNSUPPORTED", str(error))
-        except ValueError as error:  # a number or a text that the contract can't carry
-            report = refused(case.id, "SPEC_INVALID", str(error))
+        except UsageError as error:
+            # Either a backend that the client doesn't know, or what the contract can't carry.
+            known = case.spec.backend in ("auto", *NAMES)
+            report = refused(case.id, "SPEC_INVALID" if known else "SPEC_UNSUPPORTED", str(error))
         else:
             tokens = [self._speller.spell(text) for text in case.texts]
             self._prepared.put(PreparedCase(number, case.id, grammar, tokens))

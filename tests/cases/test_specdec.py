@@ -116,7 +116,7 @@ def test_drafts_into_and_out_of_a_tool_call(client: GrammarClient, new_id: NewId
             "end": "</call>",
         },
     }
-    spec = GrammarSpec.structural_tag(tag, max_whitespace=0)
+    spec = GrammarSpec.structural_tag(tag)
     request = Request(client, client.compile(spec, tokens), new_id())
     legal, masks = request.chain(0, 2, 4, 5, 6, 3, 1, 8, 7)
     assert legal == 8

@@ -35,7 +35,7 @@ SCHEMA = {
 PATTERN = "[a-f]{3,6}-[0-9]{2}"
 CHOICES = ["yes", "no", "perhaps"]
 SPECS = {
-    "schema": GrammarSpec.json_schema(SCHEMA, max_whitespace=0),
+    "schema": GrammarSpec.json_schema(SCHEMA, max_whitespace=0, backend="xgrammar"),
     "regex": GrammarSpec.regex(PATTERN),
     "choice": GrammarSpec.choice(CHOICES),
 }
@@ -331,7 +331,9 @@ def test_a_service_that_is_gone_for_good(policy: Policy) -> None:
             output = generate(processor, PROMPTS[:3], stopping_criteria=[At(3, service.kill)])
     tokens = output.sequences[:, max(map(len, PROMPTS[:3])) :].tolist()
     assert {problem.row for problem in batch.problems} == {0, 2}
-    assert {problem.reason for problem in batch.problems} == {"SERVICE_UNREACHABLE"}
+    reasons = {Policy.FAIL: "SERVICE_UNREACHABLE", Policy.IN_PROCESS: "IN_PROCESS"}
+    reason = reasons.get(policy, "UNCONSTRAINED")
+    assert {problem.reason for problem in batch.problems} == {reason}
     failed = {problem.outcome is Outcome.FAILED for problem in batch.problems}
     assert failed == {policy is Policy.FAIL}
     match policy:

@@ -117,8 +117,12 @@ def _xgrammar(node: Node) -> set[str]:
     kinds = _kinds(node)
     if not kinds:
         # Without a type some are read as that of their type, and the others not at all.
-        read = {"properties", "items", "prefixItems", "patternProperties", "additionalProperties"}
+        read = {"properties", "items", "prefixItems", "additionalProperties"}
         found |= {key for key in asserted & KEYWORD_TYPE.keys() if key not in read}
+    if {"properties", "patternProperties"} <= node.keys():
+        others = node.get("additionalProperties", True)
+        if others is not False and (isinstance(others, dict) or not node.get("required")):
+            found |= {"properties", "patternProperties"}
     ranges = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"} & node.keys()
     if "multipleOf" in node and (kinds != {"integer"} or ranges):
         found.add("multipleOf")
@@ -130,7 +134,7 @@ def _xgrammar(node: Node) -> set[str]:
     if any(name not in properties for name in node.get("required", ())):
         found.add("required")
     if "propertyNames" in node and (properties or "patternProperties" in node):
-        found.add("propertyNames")
+        found |= {"propertyNames", "properties"} & node.keys()
     if node.get("minProperties", 0) > 1:
         found.add("minProperties")
     return found

@@ -21,7 +21,7 @@ _SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too
 )
 def test_what_is_taken_is_valid(backend: str, examples: int) -> None:
     @given(schema=schemas(), instances=st.lists(values, min_size=5, max_size=12))
-    @settings(max_examples=examples, deadline=None, suppress_health_check=_SLOW)
+    @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=_SLOW)
     def run(schema: Any, instances: list[Any]) -> None:
         try:
             dialect = check(schema)
