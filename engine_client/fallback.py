@@ -1,7 +1,7 @@
 """What becomes of rows that the service didn't answer: fail, in process, or unconstrained.
 
 The in-process matcher is rebuilt from the history at each step, so that nothing has to be kept in
-line with the service: about 2 microseconds a token. Specs are compiled when the client compiles
+line with the service: some microseconds a token. Specs are compiled when the client compiles
 them, never in a step.
 """
 

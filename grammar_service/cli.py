@@ -145,7 +145,7 @@ class Check(BaseModel):
     jobs: int = Field(
         min(os.cpu_count() or 2, 16),
         gt=0,
-        description="Compiles at once, each in a child process of about 350 MB.",
+        description="Compiles at once, each in a child process of about 300 MB.",
     )
 
     def cli_cmd(self) -> None:

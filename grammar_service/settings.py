@@ -63,7 +63,7 @@ class ServiceSettings(BaseSettings):
 
     compile_workers: PositiveInt = Field(
         max(1, (os.cpu_count() or 2) // 2),
-        description="Compiles at once, each in a child process of about 350 MB.",
+        description="Compiles at once, each in a child process of about 300 MB.",
     )
     compile_seconds: PositiveFloat = Field(
         20.0, description="Wall-clock seconds a compile may take before it is killed."
@@ -93,7 +93,7 @@ class ServiceSettings(BaseSettings):
         600.0, description="Seconds without a step after which a sequence is dropped."
     )
     max_rows: PositiveInt = Field(
-        4096, description="Entries a step, and row numbers a stream. A row costs about 10 us."
+        4096, description="Entries a step, and row numbers a stream: each a mask, and memory."
     )
     max_drafts: PositiveInt = Field(256, description="Drafts an entry; each costs a mask.")
     max_mask_rows: PositiveInt = Field(
@@ -124,7 +124,7 @@ class ServiceSettings(BaseSettings):
         1024 * MIB, description="Bytes of a shared-memory region."
     )
     max_tokenizers: PositiveInt = Field(
-        16, description="Tokenizers held, about 10 MB each for 128k tokens."
+        16, description="Tokenizers held, about 100 MB each for 128k tokens, backends included."
     )
     grace_seconds: PositiveFloat = Field(
         10.0, description="Seconds that calls get to end after SIGTERM."

@@ -22,8 +22,8 @@ MIB = 1 << 20
 SCHEMAS = int(os.environ.get("GRAMMAR_TEST_SCHEMAS", "2000"))
 CLIENTS = 4
 HOT_EVERY = 50
-CACHE_BYTES = 160 * MIB
-"""Room for some more grammars than HOT_EVERY, each of which counts 2 MB."""
+CACHE_BYTES = 16 * MIB
+"""Room for more grammars than HOT_EVERY, and for far fewer than SCHEMAS."""
 HOT = GrammarSpec.json_schema({"type": "object", "properties": {"hot": {"type": "null"}}})
 TEXT = [OPEN, KEY, COLON, ONE, CLOSE]
 FOLLOWING = [[OPEN], [KEY], [COLON], [ONE], [CLOSE, ONE], [EOS]]
