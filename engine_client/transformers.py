@@ -268,27 +268,27 @@ def _common_width(grammars: Sequence[Grammar | None], stop_token_ids: Sequence[i
     """The columns that the grammars' masks cover; 0 without a grammar. Raises UsageError."""
     if not grammars:
         raise UsageError("a batch needs one grammar, or None, for each prompt")
-    vocabularies = {grammar.vocabulary.id: grammar.vocabulary for grammar in grammars if grammar}
-    if not vocabularies:
+    tokenizers = {grammar.tokenizer_id: grammar for grammar in grammars if grammar}
+    if not tokenizers:
         return 0
-    if len(vocabularies) > 1:
+    if len(tokenizers) > 1:
         raise UsageError(
             "the grammars of a batch are compiled against different vocabularies: compile all "
             "against that of the model"
         )
-    vocabulary = next(iter(vocabularies.values()))
-    stops = {*vocabulary.stop_token_ids, *stop_token_ids}
+    grammar = next(iter(tokenizers.values()))
+    stops = {*grammar.stop_token_ids, *stop_token_ids}
     if not stops:
         raise UsageError(
             "neither the vocabulary nor the batch has a stop token, so that no grammar could end: "
             "pass stop_token_ids=model.generation_config.eos_token_id"
         )
-    if not 0 <= min(stops) <= max(stops) < vocabulary.width:
+    if not 0 <= min(stops) <= max(stops) < grammar.width:
         raise UsageError(
-            f"stop tokens {sorted(stops)} don't all lie within the {vocabulary.width} columns of "
+            f"stop tokens {sorted(stops)} don't all lie within the {grammar.width} columns of "
             "the vocabulary"
         )
-    return vocabulary.width
+    return grammar.width
 
 
 def mask_on_cpu(
