@@ -1,14 +1,22 @@
 """Speculative decoding, preemption and reasoning in the real engine."""
 
+import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 from vllm import LLM, SamplingParams
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+from vllm.v1.request import Request
 
-from tests.support import ServiceProcess
-from tests.vllm.model import build
+from engine_client import Row
+from tests.support import ServiceProcess, wait_until
+from tests.vllm.model import THOUGHT, build
 from tests.vllm.support import SCHEMA, Record, calls, decode, engine, manager, params, valid
 
 NGRAM: dict[str, Any] = {
@@ -80,20 +88,43 @@ def test_the_text_is_that_without_drafts(
         assert [each.text for each in decode(plain, wanted)] == with_drafts
 
 
-def test_asynchronous_scheduling(model: Path, service: ServiceProcess) -> None:
-    """Off on a CPU unless it is asked for, where the executor has a queue of two steps."""
-    with engine(model, service, async_scheduling=True) as llm:
-        config = llm.llm_engine.vllm_config.scheduler_config
-        if not config.async_scheduling:
-            pytest.skip("vLLM's CPU build switches asynchronous scheduling off")
+def forced_asynchronous() -> contextlib.AbstractContextManager[object]:
+    """VLLM's CPU platform switches asynchronous scheduling off; this has it stay on."""
+    platform = type(current_platform)
+    original = platform.check_and_update_config
+
+    def keep(vllm_config: VllmConfig) -> None:
+        original(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    return mock.patch.object(platform, "check_and_update_config", staticmethod(keep))
+
+
+@pytest.mark.parametrize("drafts", [None, "draft model"], ids=["plain", "draft model"])
+def test_asynchronous_scheduling(
+    model: Path, service: ServiceProcess, tmp_path: Path, drafts: str | None
+) -> None:
+    config = None
+    if drafts is not None:
+        draft = build(tmp_path, layers=1)
+        config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}
+    with (
+        forced_asynchronous(),
+        engine(model, service, async_scheduling=True, speculative_config=config) as llm,
+    ):
+        assert llm.llm_engine.vllm_config.scheduler_config.async_scheduling
+        assert llm.llm_engine.engine_core.engine_core.batch_queue is not None
         record = Record(llm)
-        assert all(map(valid, decode(llm, [(prompt, params(json=SCHEMA)) for prompt in PROMPTS])))
-        assert record.check() > 100
+        wanted = [(prompt, greedy(json=SCHEMA)) for prompt in PROMPTS]
+        before, sent = manager(llm).steps, calls(llm)
+        assert all(map(valid, decode(llm, wanted)))
+        assert manager(llm).steps - before == calls(llm) - sent
+        assert record.check() > 50
 
 
 def test_preempted_requests_go_on(model: Path, service: ServiceProcess) -> None:
     # Room for the prompts, not for all that follows them.
-    options = {"num_gpu_blocks_override": 14, "block_size": 16, "enable_prefix_caching": False}
+    options = {"num_gpu_blocks_override": 14, "block_size": 32, "enable_prefix_caching": False}
     with engine(model, service, **options, max_model_len=200) as llm:
         record = Record(llm)
         wanted = [
@@ -106,27 +137,56 @@ def test_preempted_requests_go_on(model: Path, service: ServiceProcess) -> None:
         assert record.check() > 100
 
 
-@pytest.mark.parametrize("drafts", [None, NGRAM], ids=["plain", "ngram"])
-def test_text_before_the_end_of_thinking_is_free(
-    model: Path, service: ServiceProcess, drafts: dict[str, Any] | None
-) -> None:
+@pytest.fixture(scope="module")
+def thinking(model: Path, service: ServiceProcess) -> Iterator[LLM]:
     config = {"reasoning_parser": "qwen3"}
-    with engine(model, service, structured_outputs_config=config, speculative_config=drafts) as llm:
-        end = llm.get_tokenizer().convert_tokens_to_ids(THOUGHT)
-        record = Record(llm)
-        wanted = []
-        for seed in range(6):
-            sampled = params(seed=seed, json=SCHEMA)
-            if drafts is None:
-                sampled.logit_bias = {end: 4.0}  # about one token in twelve
-            else:
-                sampled.temperature = 0.0
-            # Drafts come from the prompt: the end of thinking is inside a chain of them.
-            wanted.append((f'hello {seed} {THOUGHT}{{"name": {THOUGHT}' * 3, sampled))
-        found = decode(llm, wanted)
-        ended = [each for each in found if end in each.token_ids]
-        assert ended
-        for each in ended:
-            thought, text = each.text.split(THOUGHT, 1)
-            assert valid(dataclasses.replace(each, text=text))
-        assert record.check() > 10
+    with engine(model, service, structured_outputs_config=config) as llm:
+        yield llm
+
+
+def test_text_before_the_end_of_thinking_is_free(thinking: LLM) -> None:
+    end = thinking.get_tokenizer().convert_tokens_to_ids(THOUGHT)
+    record = Record(thinking)
+    wanted = []
+    for seed in range(6):
+        sampled = params(seed=seed, json=SCHEMA)
+        sampled.logit_bias = {end: 4.0}  # about one token in twelve
+        wanted.append((f"hello {seed}", sampled))
+    found = [each for each in decode(thinking, wanted) if end in each.token_ids]
+    assert any(each.token_ids.index(end) > 0 for each in found)
+    for each in found:
+        text = each.text.split(THOUGHT, 1)[1]
+        assert valid(dataclasses.replace(each, text=text))
+    assert record.check() > 10
+
+
+def test_thinking_may_end_inside_a_chain_of_drafts(thinking: LLM) -> None:
+    """The engine's manager is asked as its scheduler asks it, which no model can be made to do."""
+    tokenizer = thinking.get_tokenizer()
+    end = tokenizer.convert_tokens_to_ids(THOUGHT)
+    before, after = tokenizer.encode("hm")[:1], tokenizer.encode('{"')
+    sampled = params(json=SCHEMA)
+    sampled.update_from_generation_config({}, tokenizer.eos_token_id)
+    request = Request("chain", [1, 2, 3], sampled, None)
+    ours = manager(thinking)
+    ours.grammar_init(request)
+    assert request.structured_output_request is not None
+    wait_until(lambda: request.structured_output_request.is_grammar_ready, 30)
+    drafts = [*before, end, *after]
+    masks = ours.grammar_bitmask({"chain": request}, ["chain"], {"chain": [*drafts, -1]})
+    assert masks is not None
+    assert len(masks) == len(drafts) + 2
+    everything = [(mask == -1).all() for mask in masks]
+    # Free up to the end of thinking, then the grammar, and free where the padding begins.
+    assert everything == [True] * (len(before) + 1) + [False] * (len(after) + 1) + [True]
+    grammar = request.structured_output_request.grammar.row.grammar
+    client = ours.grammars.client
+    for length in range(len(after) + 1):
+        row = Row(f"chain-{length}", grammar, after[:length])
+        expected = client.step([row]).mask(0)
+        assert torch.equal(torch.from_numpy(masks[len(before) + 1 + length]), expected)
+    # The tokens are accepted: what comes after the marker counts, and the next step goes on.
+    request.append_output_token_ids(drafts)
+    assert ours.accept_tokens(request, drafts)
+    (mask,) = ours.grammar_bitmask({"chain": request}, ["chain"], {})
+    assert torch.equal(torch.from_numpy(mask), expected)
