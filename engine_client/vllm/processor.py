@@ -125,6 +125,9 @@ class GrammarLogitsProcessor(IndexedProcessor, SlottedProcessor):
             )
         spec_of_args(args)
 
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """What V1 tells before each forward pass; V2 has add_request instead."""
+
     def is_argmax_invariant(self) -> bool:
         """A mask may well forbid the most likely token."""
         return False
@@ -138,7 +141,10 @@ class GrammarLogitsProcessor(IndexedProcessor, SlottedProcessor):
             self._grammars = self._connect()
         try:
             compiled = self._grammars.compile(spec_of_args(args))
-        except ValueError as error:  # validated before; a caller of the engine may not have
+        except (
+            ValueError,
+            RuntimeError,
+        ) as error:  # validated before; a caller of the engine may not have
             compiled = Future()
             compiled.set_exception(error)
         sequence_id = f"{self._prefix}-{next(self._numbers)}"

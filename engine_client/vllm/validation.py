@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
-from engine_client.errors import Refused, ServiceError
+from engine_client.errors import Refused, ServiceError, UsageError
 from engine_client.spec import GrammarSpec
 from engine_client.types import Grammar
 from engine_client.vllm.grammars import Grammars
@@ -87,12 +87,10 @@ class Validation:
             compiled.result(seconds)
         except FutureTimeout:
             self._late = compiled
-        except Refused as error:
+        except (Refused, UsageError, ValueError) as error:
             raise VLLMValidationError(str(error)) from None
         except ServiceError as error:
             _log.warning("a grammar isn't checked yet: %s", error)
-        except ValueError as error:
-            raise VLLMValidationError(str(error)) from None
 
     def _grammars_of(self, processor: "InputProcessor") -> Grammars:
         model = processor.model_config

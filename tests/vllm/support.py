@@ -33,6 +33,14 @@ SCHEMA: dict[str, Any] = {
 }
 """Small enough for a model of random weights to come to its end."""
 
+CRAMPED: dict[str, Any] = {
+    "num_gpu_blocks_override": 14,
+    "block_size": 32,
+    "enable_prefix_caching": False,
+    "max_model_len": 200,
+}
+"""Room for the prompts of eight requests, not for all that they generate: some are preempted."""
+
 
 def params(tokens: int = 300, seed: int = 0, **constraint: Any) -> SamplingParams:
     """How a constrained request samples; without a constraint, a free one."""

@@ -17,7 +17,17 @@ from vllm.v1.request import Request
 from engine_client import Row
 from tests.support import ServiceProcess, wait_until
 from tests.vllm.model import THOUGHT, build
-from tests.vllm.support import SCHEMA, Record, calls, decode, engine, manager, params, valid
+from tests.vllm.support import (
+    CRAMPED,
+    SCHEMA,
+    Record,
+    calls,
+    decode,
+    engine,
+    manager,
+    params,
+    valid,
+)
 
 NGRAM: dict[str, Any] = {
     "method": "ngram",
@@ -124,8 +134,7 @@ def test_asynchronous_scheduling(
 
 def test_preempted_requests_go_on(model: Path, service: ServiceProcess) -> None:
     # Room for the prompts, not for all that follows them.
-    options = {"num_gpu_blocks_override": 14, "block_size": 32, "enable_prefix_caching": False}
-    with engine(model, service, **options, max_model_len=200) as llm:
+    with engine(model, service, **CRAMPED) as llm:
         record = Record(llm)
         wanted = [
             (f"prompt {seed} " * 4, params(seed=seed, json=SCHEMA, tokens=150)) for seed in range(8)
@@ -188,5 +197,7 @@ def test_thinking_may_end_inside_a_chain_of_drafts(thinking: LLM) -> None:
     # The tokens are accepted: what comes after the marker counts, and the next step goes on.
     request.append_output_token_ids(drafts)
     assert ours.accept_tokens(request, drafts)
-    (mask,) = ours.grammar_bitmask({"chain": request}, ["chain"], {})
+    following = ours.grammar_bitmask({"chain": request}, ["chain"], {})
+    assert following is not None
+    (mask,) = following
     assert torch.equal(torch.from_numpy(mask), expected)
