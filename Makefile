@@ -23,7 +23,7 @@ SHELL := bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup proto proto-check lint format test test-vllm demo demo-vllm serve bench conformance clean
+.PHONY: help setup proto proto-check lint format test test-vllm demo demo-vllm serve bench bench-vllm conformance clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ serve: $(READY) ## run the service; ARGS='--help' shows its flags
 
 bench: $(READY) ## run the benchmarks; ARGS='--help' shows them
 	@$(VENV)/bin/python -m benchmarks $(ARGS)
+
+bench-vllm: $(READY) $(VLLM_READY) ## a step's cost to vLLM's engine thread, ours and vLLM's own
+	@GRAMMAR_SERVICE_PYTHON=$(CURDIR)/$(VENV)/bin/python $(VLLM_VENV)/bin/python -m benchmarks $(ARGS)
 
 conformance: $(READY) ## public schemas through the service; DATA=sample.jsonl names them
 	@$(VENV)/bin/python -m tools.conformance $(DATA) $(ARGS)

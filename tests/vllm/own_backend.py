@@ -43,7 +43,7 @@ def main() -> None:
     ]
     for index, output in zip(indices, llm.generate(["hello"] * len(indices), sampled), strict=True):
         completion = output.outputs[0]
-        print(json.dumps([index, completion.text, completion.finish_reason]))
+        sys.stdout.write(json.dumps([index, completion.text, completion.finish_reason]) + "\n")
 
 
 if __name__ == "__main__":
