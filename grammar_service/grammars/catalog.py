@@ -201,6 +201,8 @@ class Catalog:
         else:
             metrics.COMPILES.labels("compiled").inc()
             metrics.COMPILE_SECONDS.observe(outcome.compile_ms / 1000)
+        # Freed at the end: a large one takes tens of milliseconds, and others need the lock.
+        evicted: list[Grammar] = []
         with self._lock:
             if self._flights.get(grammar_id) is flight:
                 del self._flights[grammar_id]
@@ -209,6 +211,7 @@ class Catalog:
                 self._keep_refusal(grammar_id, outcome)
             elif isinstance(outcome, Grammar):
                 outcome = self._keep(outcome)
+                evicted = self._evict()
         for waiter in waiting:
             if not waiter.set_running_or_notify_cancel():
                 continue
@@ -216,6 +219,7 @@ class Catalog:
                 waiter.set_result(outcome)
             else:
                 waiter.set_exception(outcome)
+        evicted.clear()
 
     def _load(self, grammar_id: str, flight: _Flight) -> Grammar:
         """The grammar that a child's artifact is. Raises what refuses it, or CancelledError."""
@@ -249,7 +253,6 @@ class Catalog:
             return held
         self._grammars[grammar.id] = grammar
         self._bytes += grammar.memory_bytes
-        self._evict()
         return grammar
 
     def _keep_refusal(self, grammar_id: str, error: Invalid) -> None:
@@ -263,8 +266,9 @@ class Catalog:
         while self._refusal_bytes > _MAX_REFUSAL_BYTES:
             self._refusal_bytes -= _refusal_size(*self._refusals.popitem(last=False))
 
-    def _evict(self) -> None:
+    def _evict(self) -> list[Grammar]:
         """Drops unpinned grammars until the limit holds; the newest stays. Needs the lock."""
+        evicted = []
         newest = next(reversed(self._grammars))
         for grammar in list(self._grammars.values()):
             if self._bytes <= self._max_bytes:
@@ -272,9 +276,11 @@ class Catalog:
             if grammar.pins == 0 and grammar.id != newest:
                 del self._grammars[grammar.id]
                 self._bytes -= grammar.memory_bytes
+                evicted.append(grammar)
                 metrics.GRAMMAR_EVICTIONS.inc()
         metrics.GRAMMARS.set(len(self._grammars))
         metrics.GRAMMAR_BYTES.set(self._bytes)
+        return evicted
 
 
 def _text_bytes(spec: GrammarSpec) -> int:
