@@ -27,11 +27,13 @@ from engine_client.vocabulary import Vocabulary
 
 _HEAD = '%llguidance {"no_forcing": true}\n'
 # All copies of a matcher share a lexer, so one that ends at a limit of it ends them all; with the
-# default limits that happened to one of 298 public schemas.
+# default limits that happened to one of 298 public schemas. An object of 400 optional properties
+# has 2,014 items in a row, over the default of 2,000; what a mask may take, step_max_items bounds.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=10_000_000,
     step_lexer_fuel=5_000_000,
     max_lexer_states=1_000_000,
+    max_items_in_row=50_000,
     verbose_errors=False,
 )
 
@@ -54,13 +56,17 @@ class Matcher:
         self.ended = ended
 
     def accept(self, token: int) -> bool:
-        """Takes a token; False leaves the matcher as it was."""
+        """Takes a token; False leaves the matcher as it was. Raises RuntimeError past a limit."""
         if self.ended:
             return False
         if token in self.stops:
             self.ended = self.completed()
             return self.ended
-        return bool(self.inner.try_consume_tokens([token]))
+        if self.inner.try_consume_tokens([token]):
+            return True
+        if self.inner.is_error():  # a limit; the token may well be legal
+            raise RuntimeError(self.inner.get_error()[:1000])
+        return False
 
     def rollback(self, count: int) -> None:
         """Takes tokens back. Raises RuntimeError if the matcher is in error."""
@@ -98,6 +104,9 @@ def fill(
             _compute_one(executor, matcher, masks, row)
     words = masks.numpy().view(np.uint32)
     for matcher, row in zip(matchers, rows, strict=True):
+        # Past a limit the library gives the end token alone, and says so only when asked.
+        if matcher.inner.is_error() and not matcher.inner.stop_reason().startswith("NoExtension"):
+            raise RuntimeError(matcher.inner.get_error()[:1000])
         words[row, matcher.end // 32] &= ~np.uint32(1 << (matcher.end % 32))
         may_end = matcher.inner.is_accepting()
         for token in matcher.stops:

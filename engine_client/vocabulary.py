@@ -9,7 +9,6 @@ import json
 import logging
 import operator
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,21 +22,6 @@ if TYPE_CHECKING:
 MAX_VOCABULARY = 4_194_304
 """Most tokens of a vocabulary, and most columns of logits; the service's limit."""
 
-DEFAULT_SAMPLES = (
-    "Hello, world!",
-    " leading",
-    "trailing ",
-    "two  three   spaces",
-    "    indented:\n\ttab\r\n\n  twice\n",
-    '{"key": "line\\n \\"quoted\\" \\u00e9 \\\\", "n": [-1.5e10, null, true]}',
-    "na\u00efve caf\u00e9 \u00df",
-    "日本語、中文。 한국어",
-    "\U0001f600 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7",
-    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627",
-    "e\u0301 a\u030a \u0e19\u0e49\u0e33",
-)
-"""What round_trip encodes unless told otherwise."""
-
 # How the end is usually called. Only for a tokenizer.json of which nothing says how it ends.
 _END_NAMES = (
     *("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"),
@@ -45,7 +29,6 @@ _END_NAMES = (
 )
 _NAMED_TOKENS = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 _TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
-_NORMAL_FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
 _BYTES_BY_HAND = "or build Vocabulary(tokens=[bytes by id], width=...) yourself"
 
 _log = logging.getLogger(__name__)
@@ -134,7 +117,7 @@ class Vocabulary:
         """
         path, given = Path(path), tuple(stop_token_ids)
         tokenizer = _load(path)
-        backend = _backend(tokenizer)
+        backend = backend_of(tokenizer)
         found = _ids(getattr(tokenizer, "eos_token_id", None))
         model = {}
         for config in _configs(path, "generation_config.json", "config.json"):
@@ -155,7 +138,7 @@ class Vocabulary:
     def _build(
         cls, tokenizer: Any, width: int | None, given: Iterable[int], found: set[int]
     ) -> Self:
-        backend = _backend(tokenizer)
+        backend = backend_of(tokenizer)
         decode = _token_decoder(backend)
         added = backend.get_added_tokens_decoder()
         special = {i for i, token in added.items() if token.special}
@@ -179,51 +162,7 @@ def load_tokenizer(path: str | Path) -> "Tokenizer":
     added, and those that they call special are special. A directory without tokenizer.json is
     read by transformers. Raises ValueError when there is no tokenizer that can be read.
     """
-    return _backend(_load(Path(path)))
-
-
-def round_trip(
-    vocabulary: Vocabulary, tokenizer: Any, samples: Iterable[str] = DEFAULT_SAMPLES
-) -> list[str]:
-    """Checks the bytes of a vocabulary against the tokenizer that it came from.
-
-    Each sample is encoded without special tokens, and the bytes of its tokens have to be its
-    UTF-8. Two things that a tokenizer does to a text are allowed: one space put before it, and a
-    Unicode normal form (NFC in Qwen's). Returns a description of each mismatch, for people; none
-    when all is well. Raises ValueError for a tokenizer without a `tokenizers` backend.
-    """
-    backend = _backend(tokenizer)
-    forms = [p["type"] for p in _parts(backend.normalizer) if p["type"] in _NORMAL_FORMS]
-    problems = []
-    for sample in samples:
-        encoding = backend.encode(sample, add_special_tokens=False)
-        ids = [i for i, on in zip(encoding.ids, encoding.attention_mask, strict=True) if on]
-        if max(ids, default=0) >= len(vocabulary.tokens):
-            problems.append(f"{sample!r}: token {max(ids)} isn't in the vocabulary")
-            continue
-        text = sample
-        for form in forms:
-            text = unicodedata.normalize(form, text)
-        wanted, got = text.encode(), b"".join(vocabulary.tokens[i] for i in ids)
-        prepends = _prepends_space(backend, sample)
-        if got == wanted or (prepends and got == b" " + wanted):
-            continue
-        own = backend.decode(ids, skip_special_tokens=False)
-        space = " (or with the space that this tokenizer puts before a text)" if prepends else ""
-        agree = got.decode(errors="replace") in (own, " " + own)
-        blame = "the tokenizer changes this text" if agree else "the vocabulary's bytes are wrong"
-        problems.append(
-            f"{sample!r}: expected {wanted!r}{space}, but the tokens {ids} have {got!r}, and the "
-            f"tokenizer decodes them to {own!r}: {blame}"
-        )
-    return problems
-
-
-def _prepends_space(backend: "Tokenizer", text: str) -> bool:
-    """Whether the tokenizer encodes one space more than there are. Some spare a text with one."""
-    probe = " x" if text.startswith(" ") else "x"
-    encoded = "".join(backend.encode(probe, add_special_tokens=False).tokens)
-    return encoded in {mark * len(probe) + "x" for mark in ("\u2581", "\u0120", " ")}
+    return backend_of(_load(Path(path)))
 
 
 def _ascending(kind: str, ids: Iterable[int], limit: int) -> tuple[int, ...]:
@@ -259,7 +198,7 @@ def _token_decoder(backend: "Tokenizer") -> Callable[[str], bytes]:
     to_bytes: Callable[[str], bytes] | None = None
     joined = False
     # Without a decoder, tokenizers puts a space between any two tokens.
-    parts = _parts(backend.decoder) if backend.decoder is not None else [{"type": "None"}]
+    parts = parts_of(backend.decoder) if backend.decoder is not None else [{"type": "None"}]
     for part in parts:
         text = not joined and to_bytes is None
         match part:
@@ -312,7 +251,7 @@ def _byte_fallback(piece: str) -> bytes:
     return bytes([int(match[1], 16)]) if match else piece.encode()
 
 
-def _parts(component: Any) -> list[dict[str, Any]]:
+def parts_of(component: Any) -> list[dict[str, Any]]:
     """The steps of a decoder or normalizer, sequences unrolled."""
 
     def unroll(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -327,7 +266,8 @@ def _parts(component: Any) -> list[dict[str, Any]]:
         return [{"type": "Custom"}]
 
 
-def _backend(tokenizer: Any) -> "Tokenizer":
+def backend_of(tokenizer: Any) -> "Tokenizer":
+    """The `tokenizers.Tokenizer` that it is or has. Raises ValueError."""
     from tokenizers import Tokenizer
 
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

@@ -20,7 +20,8 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from engine_client.vocabulary import Vocabulary, load_tokenizer, round_trip
+from engine_client.round_trip import round_trip
+from engine_client.vocabulary import Vocabulary, load_tokenizer
 from grammar_service.settings import ServiceSettings
 
 

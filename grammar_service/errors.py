@@ -5,6 +5,7 @@ ServiceError
 ├── NotFound           the named thing isn't held by this replica
 ├── Exhausted          a limit was reached
 ├── DeadlineExceeded   a compile ran past its time
+├── Cancelled          nobody waits for the answer any more
 ├── Unavailable        the service is stopping
 └── Internal           a compile child crashed
 """
@@ -44,6 +45,10 @@ class Exhausted(ServiceError):
 
 class DeadlineExceeded(ServiceError):
     """A compile ran past its time and was killed."""
+
+
+class Cancelled(ServiceError):
+    """Nobody waits for the answer any more."""
 
 
 class Unavailable(ServiceError):

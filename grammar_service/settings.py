@@ -61,6 +61,12 @@ class ServiceSettings(BaseSettings):
         0, ge=0, le=65535, description="Port for Prometheus metrics on loopback; 0 is none."
     )
 
+    backends: list[Literal["xgrammar", "llguidance", "outlines"]] = Field(
+        ["xgrammar", "llguidance", "outlines"],
+        min_length=1,
+        description="Grammar libraries that specs may use: auto picks among them, and a spec that "
+        "asks for another is refused. Repeat the flag, or give a JSON list.",
+    )
     compile_workers: PositiveInt = Field(
         max(1, (os.cpu_count() or 2) // 2),
         description="Compiles at once, each in a child process of about 300 MB.",
@@ -70,6 +76,16 @@ class ServiceSettings(BaseSettings):
     )
     compile_memory_bytes: PositiveInt = Field(
         2048 * MIB, description="Bytes that a compile may add to its child before it is killed."
+    )
+    compile_kept_bytes: PositiveInt = Field(
+        512 * MIB,
+        description="Bytes that a child may keep of its compiles before another takes its place: "
+        "xgrammar's cache grows past its own limit. Starting one takes 2 s of a core.",
+    )
+    load_seconds: PositiveFloat = Field(
+        5.0,
+        description="Seconds of a core that the service may spend on loading a compiled grammar: "
+        "llguidance's are built again, which no deadline ends. Children measure it beforehand.",
     )
     compile_queue: PositiveInt = Field(
         64, description="Compile requests at once, running and waiting; each holds a thread."

@@ -57,7 +57,8 @@ class GrammarServiceServicer(object):
     """
 
     def CompileGrammar(self, request, context):
-        """Compiles a spec, or answers from the cache. Waits for the compile; steps never do.
+        """Compiles a spec, or answers from the cache. Waits for the compile; steps never do. Equal specs
+        at once are one compile, which ends when all of its callers are gone.
         Errors: NOT_FOUND with UNKNOWN_TOKENIZER; INVALID_ARGUMENT with SPEC_INVALID, SPEC_UNSUPPORTED,
         SPEC_TOO_LARGE or SPEC_UNENFORCED (then a google.rpc.BadRequest detail lists field = JSON
         pointer, description = keyword); DEADLINE_EXCEEDED with COMPILE_DEADLINE; RESOURCE_EXHAUSTED

@@ -85,7 +85,8 @@ class GrammarServiceStub(typing.Generic[_GrammarServiceCompileGrammarType, _Gram
     ], channel: grpc.aio.Channel) -> None: ...
 
     CompileGrammar: _GrammarServiceCompileGrammarType
-    """Compiles a spec, or answers from the cache. Waits for the compile; steps never do.
+    """Compiles a spec, or answers from the cache. Waits for the compile; steps never do. Equal specs
+    at once are one compile, which ends when all of its callers are gone.
     Errors: NOT_FOUND with UNKNOWN_TOKENIZER; INVALID_ARGUMENT with SPEC_INVALID, SPEC_UNSUPPORTED,
     SPEC_TOO_LARGE or SPEC_UNENFORCED (then a google.rpc.BadRequest detail lists field = JSON
     pointer, description = keyword); DEADLINE_EXCEEDED with COMPILE_DEADLINE; RESOURCE_EXHAUSTED
@@ -117,7 +118,8 @@ class GrammarServiceServicer(metaclass=abc.ABCMeta):
         request: engine_client.wire.grammars_pb2.CompileGrammarRequest,
         context: _ServicerContext,
     ) -> typing.Union[engine_client.wire.grammars_pb2.CompileGrammarResponse, collections.abc.Awaitable[engine_client.wire.grammars_pb2.CompileGrammarResponse]]:
-        """Compiles a spec, or answers from the cache. Waits for the compile; steps never do.
+        """Compiles a spec, or answers from the cache. Waits for the compile; steps never do. Equal specs
+        at once are one compile, which ends when all of its callers are gone.
         Errors: NOT_FOUND with UNKNOWN_TOKENIZER; INVALID_ARGUMENT with SPEC_INVALID, SPEC_UNSUPPORTED,
         SPEC_TOO_LARGE or SPEC_UNENFORCED (then a google.rpc.BadRequest detail lists field = JSON
         pointer, description = keyword); DEADLINE_EXCEEDED with COMPILE_DEADLINE; RESOURCE_EXHAUSTED

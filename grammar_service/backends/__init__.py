@@ -4,7 +4,7 @@ from grammar_service.backends.base import Backend
 
 __all__ = ["NAMES", "Backend", "create"]
 
-NAMES = ("xgrammar", "llguidance", "outlines")
+NAMES: tuple[str, ...] = ("xgrammar", "llguidance", "outlines")
 
 
 def create(name: str, threads: int) -> Backend:

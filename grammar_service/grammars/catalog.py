@@ -1,13 +1,15 @@
 """The compiled grammars of this replica: one compile for equal specs, and a bounded cache.
 
-A live sequence pins its grammar: eviction takes the least recently used one without sequences.
+A compile goes on as long as one of its callers waits, whichever began it. A live sequence pins its
+grammar: eviction takes the least recently used one without sequences.
 """
 
 import dataclasses
+import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 
 from engine_client.spec import GrammarSpec
@@ -15,8 +17,8 @@ from engine_client.vocabulary import Vocabulary
 from grammar_service import metrics
 from grammar_service.backends import Backend
 from grammar_service.backends.base import Compiled
-from grammar_service.errors import Invalid, NotFound, ServiceError, Unenforced
-from grammar_service.grammars.children import CompileChildren
+from grammar_service.errors import Cancelled, Invalid, NotFound, ServiceError, Unenforced
+from grammar_service.grammars.children import Artifact, CompileChildren
 from grammar_service.grammars.spec import grammar_id as grammar_id_of
 
 _MAX_REFUSAL_BYTES = 4 << 20
@@ -42,6 +44,17 @@ class Grammar:
     """Live sequences; guarded by the catalog's lock."""
 
 
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A compile that runs, and a future for each caller who waits for it."""
+
+    spec: GrammarSpec
+    vocabulary: Vocabulary
+    artifact: Future[Artifact]
+    waiting: set[Future[Grammar]] = field(default_factory=set)
+    """Guarded by the catalog's lock."""
+
+
 class Catalog:
     """Compiles specs and holds what came of them. Thread-safe."""
 
@@ -52,42 +65,57 @@ class Catalog:
         max_bytes: int,
     ) -> None:
         self._backends = backends
-        self._versions = ",".join(f"{name} {b.version}" for name, b in sorted(backends.items()))
         self._children = children
         self._max_bytes = max_bytes
         self._bytes = 0
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
-        self._running: dict[str, Future[Grammar]] = {}
+        self._flights: dict[str, _Flight] = {}
         self._refusals: OrderedDict[str, Invalid] = OrderedDict()
         """What a spec itself is the reason of; never a deadline, a kill or a crash."""
         self._refusal_bytes = 0
         self._lock = threading.Lock()
 
-    def compile(self, spec: GrammarSpec, vocabulary: Vocabulary) -> tuple[Grammar, bool]:
+    def compile(
+        self,
+        spec: GrammarSpec,
+        vocabulary: Vocabulary,
+        when_gone: Callable[[Callable[[], None]], bool],
+    ) -> tuple[Grammar, bool]:
         """The grammar of a canonical spec, and whether it was held before. Waits for a compile.
 
-        Raises a ServiceError: Invalid, DeadlineExceeded, Exhausted or Internal.
+        `when_gone` takes what is to be called once the caller is gone, on any thread; False if it
+        is gone already.
+
+        Raises a ServiceError: Invalid, DeadlineExceeded, Exhausted, Cancelled or Internal.
         """
-        grammar_id = grammar_id_of(spec, vocabulary.id, self._versions)
+        grammar_id = grammar_id_of(spec, vocabulary.id, self._versions(spec))
         with self._lock:
             held = self._grammars.get(grammar_id)
             if held is not None:
                 self._grammars.move_to_end(grammar_id)
+                metrics.COMPILES.labels("cached").inc()
+                return held, True
             refusal = self._refusals.get(grammar_id)
-            running = self._running.get(grammar_id)
-            ours = held is None and refusal is None and running is None
-            if ours:
-                running = self._running[grammar_id] = Future()
-        if held is not None:
-            metrics.COMPILES.labels("cached").inc()
-            return held, True
-        if refusal is not None:
-            metrics.COMPILES.labels("refusal_cached").inc()
-            raise Invalid(refusal.reason, refusal.message, refusal.unenforced)
-        assert running is not None
-        if ours:
-            self._compile(running, grammar_id, spec, vocabulary)
-        return running.result(), not ours
+            if refusal is not None:
+                metrics.COMPILES.labels("refusal_cached").inc()
+                raise Invalid(refusal.reason, refusal.message, refusal.unenforced)
+            flight = self._flights.get(grammar_id)
+            joined = flight is not None
+            if flight is None:
+                flight = self._flights[grammar_id] = self._begin(spec, vocabulary)
+            waiter = Future[Grammar]()
+            flight.waiting.add(waiter)
+        if joined:
+            metrics.COMPILES.labels("joined").inc()
+        else:
+            flight.artifact.add_done_callback(lambda _: self._land(grammar_id, flight))
+        leave = functools.partial(self._leave, grammar_id, waiter)
+        if not when_gone(leave):
+            leave()
+        try:
+            return waiter.result(), joined
+        except CancelledError:
+            raise Cancelled("CANCELLED", "the caller is gone") from None
 
     def prepare(self, vocabulary: Vocabulary) -> None:
         """Makes ready for compiles over a vocabulary, here and in the children."""
@@ -119,33 +147,83 @@ class Catalog:
         with self._lock:
             grammar.pins -= 1
 
-    def _compile(
-        self, running: "Future[Grammar]", grammar_id: str, spec: GrammarSpec, vocabulary: Vocabulary
-    ) -> None:
-        """Runs the one compile of equal specs; its outcome goes to the future."""
+    def _versions(self, spec: GrammarSpec) -> str:
+        """The libraries that the spec may come to, for its id. Raises Invalid.
+
+        For `auto` those are all that are allowed here: a replica that allows others may pick
+        another one, and gives that grammar another id.
+        """
+        if spec.backend == "auto":
+            return ",".join(f"{name} {b.version}" for name, b in sorted(self._backends.items()))
+        backend = self._backends.get(spec.backend)
+        if backend is None:
+            raise Invalid(
+                "SPEC_UNSUPPORTED",
+                f"backend {spec.backend} isn't allowed by this service (backends); "
+                f"{', '.join(self._backends)} may be asked for",
+            )
+        return f"{backend.name} {backend.version}"
+
+    def _begin(self, spec: GrammarSpec, vocabulary: Vocabulary) -> _Flight:
+        """Queues a compile. Raises Exhausted."""
         try:
-            grammar = self._make(grammar_id, spec, vocabulary)
+            return _Flight(spec, vocabulary, self._children.submit(spec, vocabulary))
+        except ServiceError as error:
+            metrics.COMPILES.labels(error.reason.lower()).inc()
+            raise
+
+    def _leave(self, grammar_id: str, waiter: "Future[Grammar]") -> None:
+        """A caller is gone: it waits no more, and the last one takes the compile along."""
+        with self._lock:
+            flight = self._flights.get(grammar_id)
+            if flight is None or waiter not in flight.waiting:
+                return  # it has its answer
+            flight.waiting.remove(waiter)
+            abandoned = not flight.waiting
+            if abandoned:
+                del self._flights[grammar_id]  # an equal compile begins anew
+        if abandoned:
+            flight.artifact.cancel()
+        waiter.cancel()
+
+    def _land(self, grammar_id: str, flight: _Flight) -> None:
+        """Takes in what a child made, on its thread, and tells all who wait."""
+        outcome: Grammar | BaseException
+        try:
+            outcome = self._load(grammar_id, flight)
+        except CancelledError:
+            metrics.COMPILES.labels("cancelled").inc()
+            return
         except BaseException as error:
+            outcome = error
             reason = error.reason if isinstance(error, ServiceError) else "ERROR"
             metrics.COMPILES.labels(reason.lower()).inc()
-            with self._lock:
-                del self._running[grammar_id]
-                if isinstance(error, Invalid):
-                    self._keep_refusal(grammar_id, error)
-            running.set_exception(error)
-            return
-        metrics.COMPILES.labels("compiled").inc()
-        metrics.COMPILE_SECONDS.observe(grammar.compile_ms / 1000)
+        else:
+            metrics.COMPILES.labels("compiled").inc()
+            metrics.COMPILE_SECONDS.observe(outcome.compile_ms / 1000)
+        # Freed at the end: a large one takes tens of milliseconds, and others need the lock.
+        evicted: list[Grammar] = []
         with self._lock:
-            del self._running[grammar_id]
-            self._grammars[grammar_id] = grammar
-            self._bytes += grammar.memory_bytes
-            self._evict()
-        running.set_result(grammar)
+            if self._flights.get(grammar_id) is flight:
+                del self._flights[grammar_id]
+            waiting, flight.waiting = flight.waiting, set()
+            if isinstance(outcome, Invalid):
+                self._keep_refusal(grammar_id, outcome)
+            elif isinstance(outcome, Grammar):
+                outcome = self._keep(outcome)
+                evicted = self._evict()
+        for waiter in waiting:
+            if not waiter.set_running_or_notify_cancel():
+                continue
+            if isinstance(outcome, Grammar):
+                waiter.set_result(outcome)
+            else:
+                waiter.set_exception(outcome)
+        evicted.clear()
 
-    def _make(self, grammar_id: str, spec: GrammarSpec, vocabulary: Vocabulary) -> Grammar:
-        """Has a child compile a spec. Raises what refuses it."""
-        artifact = self._children.submit(spec, vocabulary).result()
+    def _load(self, grammar_id: str, flight: _Flight) -> Grammar:
+        """The grammar that a child's artifact is. Raises what refuses it, or CancelledError."""
+        artifact, spec, vocabulary = flight.artifact.result(), flight.spec, flight.vocabulary
         if len(artifact.data) > _MAX_ARTIFACT_BYTES:
             raise Invalid(
                 "SPEC_TOO_LARGE",
@@ -168,8 +246,19 @@ class Catalog:
             annotations=artifact.annotations,
         )
 
+    def _keep(self, grammar: Grammar) -> Grammar:
+        """Holds a grammar, or gives the one that is held by its id. Needs the lock."""
+        held = self._grammars.get(grammar.id)
+        if held is not None:  # of a compile that began when this one's callers had gone
+            return held
+        self._grammars[grammar.id] = grammar
+        self._bytes += grammar.memory_bytes
+        return grammar
+
     def _keep_refusal(self, grammar_id: str, error: Invalid) -> None:
         """Needs the lock."""
+        if grammar_id in self._refusals:
+            return
         # A copy: the one that was raised holds its frames, and so the spec.
         kept = Invalid(error.reason, error.message, error.unenforced)
         self._refusals[grammar_id] = kept
@@ -177,8 +266,9 @@ class Catalog:
         while self._refusal_bytes > _MAX_REFUSAL_BYTES:
             self._refusal_bytes -= _refusal_size(*self._refusals.popitem(last=False))
 
-    def _evict(self) -> None:
+    def _evict(self) -> list[Grammar]:
         """Drops unpinned grammars until the limit holds; the newest stays. Needs the lock."""
+        evicted = []
         newest = next(reversed(self._grammars))
         for grammar in list(self._grammars.values()):
             if self._bytes <= self._max_bytes:
@@ -186,9 +276,11 @@ class Catalog:
             if grammar.pins == 0 and grammar.id != newest:
                 del self._grammars[grammar.id]
                 self._bytes -= grammar.memory_bytes
+                evicted.append(grammar)
                 metrics.GRAMMAR_EVICTIONS.inc()
         metrics.GRAMMARS.set(len(self._grammars))
         metrics.GRAMMAR_BYTES.set(self._bytes)
+        return evicted
 
 
 def _text_bytes(spec: GrammarSpec) -> int:

@@ -2,33 +2,27 @@
 
      start ──ready──> idle ──job──> compiling ──answer──> idle
        │                               │
-       └──────────── died, deadline or memory: killed, started anew for the next job
+       └───── died, deadline, memory or nobody waits: killed, started anew for the next job
+
+One that its compiles left too large is replaced as well: xgrammar's cache, within its limit by its
+own count, keeps some of what it evicts (75 kB a small expression).
 
 A compile that runs away is killed, and costs its own caller only.
 """
 
-import contextlib
 import json
-import os
-import queue
-import socket
-import struct
-import subprocess
-import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
-
-import psutil
 
 from engine_client.spec import GrammarSpec
 from engine_client.vocabulary import Vocabulary
-from grammar_service import metrics
-from grammar_service.backends import NAMES
 from grammar_service.errors import (
+    Cancelled,
     DeadlineExceeded,
     Exhausted,
     Internal,
@@ -37,11 +31,13 @@ from grammar_service.errors import (
     Unavailable,
     Unenforced,
 )
+from grammar_service.grammars.child_process import WATCH_SECONDS, ChildProcess, start
 from grammar_service.grammars.schema.check import Limits
 
-_MODULE = "grammar_service.grammars.child"
-_START_SECONDS = 60.0
-_WATCH_SECONDS = 0.05
+_WORTH_A_CHILD = 1.0
+"""Seconds that a compile gets though nobody waits for it any more: a new child takes 2 s of a core
+to start, so a caller who starts compiles and hangs up would otherwise cost more than the compiles.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +63,20 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
+    """A compile. Its future is pending until the end, so that it may be cancelled all the while."""
+
     spec: GrammarSpec
     vocabulary: Vocabulary
     future: Future[Artifact]
+
+    def settle(self, outcome: Artifact | Exception) -> None:
+        """Tells the caller, if there still is one."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +86,86 @@ class _Warming:
     vocabulary: Vocabulary
 
 
+class _Jobs:
+    """The jobs that wait, the oldest first. Cancelled ones take up no place."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: deque[_Job | _Warming] = deque()
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def add(self, job: _Job) -> None:
+        """Queues a compile. Raises Exhausted when full."""
+        with self._changed:
+            compiles = [each for each in self._waiting if isinstance(each, _Job)]
+            gone = [each for each in compiles if each.future.cancelled()]
+            for each in gone:  # with their specs
+                self._waiting.remove(each)
+            if len(compiles) - len(gone) >= self._limit:
+                raise Exhausted(
+                    "COMPILE_QUEUE_FULL",
+                    f"{self._limit} compiles are waiting (compile_queue); try again later",
+                )
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def warm(self, vocabulary: Vocabulary, times: int) -> None:
+        """Queues a vocabulary for each child."""
+        with self._changed:
+            self._waiting.extend(_Warming(vocabulary) for _ in range(times))
+            self._changed.notify_all()
+
+    def next(self) -> _Job | _Warming | None:
+        """Waits for a job; None once it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            return None if self._closed else self._waiting.popleft()
+
+    def close(self) -> list[_Job]:
+        """Ends the waiting; returns the compiles that nobody will do."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            left = [job for job in self._waiting if isinstance(job, _Job)]
+            self._waiting.clear()
+        return left
+
+
 class CompileChildren:
     """Runs compiles in child processes. Thread-safe.
 
-    `deadline` is seconds of wall clock a compile, `memory_bytes` the growth of a child's resident
-    memory a compile, `queue_limit` the jobs that may wait, `limits` those of schemas.
+    Args:
+        workers: How many.
+        backends: Names of the libraries that they compile with.
+        deadline: Seconds of wall clock that a compile may take.
+        load_seconds: Seconds of a core that loading what it made may take the service.
+        memory_bytes: Growth of a child's resident memory that it may cause.
+        kept_bytes: Growth by all of its compiles that makes a child be replaced.
+        queue_limit: Compiles that may wait.
+        limits: Those of schemas.
     """
 
     def __init__(
         self,
         workers: int,
+        backends: Sequence[str],
         deadline: float,
+        load_seconds: float,
         memory_bytes: int,
+        kept_bytes: int,
         queue_limit: int,
         limits: Limits,
     ) -> None:
+        self._backends = tuple(backends)
         self._limits = limits
         self._deadline = deadline
+        self._load_seconds = load_seconds
         self._memory_bytes = memory_bytes
-        self._queue_limit = queue_limit
-        self._jobs: queue.SimpleQueue[_Job | _Warming | None] = queue.SimpleQueue()
+        self._kept_bytes = kept_bytes
+        self._jobs = _Jobs(queue_limit)
         self._closed = threading.Event()
-        self._live: set[_Child] = set()
+        self._live: set[ChildProcess] = set()
         self._threads = [
             threading.Thread(target=self._watch, name=f"compile-{index}", daemon=True)
             for index in range(workers)
@@ -109,93 +174,101 @@ class CompileChildren:
             thread.start()
 
     def submit(self, spec: GrammarSpec, vocabulary: Vocabulary) -> Future[Artifact]:
-        """Queues a compile. The future raises a ServiceError. Raises Exhausted when full."""
-        if self._jobs.qsize() >= self._queue_limit:
-            raise Exhausted(
-                "COMPILE_QUEUE_FULL",
-                f"{self._queue_limit} compiles are waiting (compile_queue); try again later",
-            )
+        """Queues a compile. Raises Exhausted when full.
+
+        The future raises a ServiceError. Cancelling it ends the compile, and with it the child, so
+        that its place is free. What is called when it is done is called by the child's thread.
+        """
         job = _Job(spec, vocabulary, Future())
-        self._jobs.put(job)
+        self._jobs.add(job)
         return job.future
 
     def warm(self, vocabulary: Vocabulary) -> None:
         """Has the children take a vocabulary in. One that is busy may leave it to another."""
-        for _ in self._threads:
-            self._jobs.put(_Warming(vocabulary))
+        self._jobs.warm(vocabulary, len(self._threads))
 
     def close(self) -> None:
         """Ends all children; compiles that run or wait fail."""
         self._closed.set()
-        for _ in self._threads:
-            self._jobs.put(None)
+        left = self._jobs.close()
         for child in list(self._live):
             child.stop()  # wakes a thread that writes to it or reads from it
         for thread in self._threads:
             thread.join(timeout=5)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                job = self._jobs.get_nowait()
-                if isinstance(job, _Job):
-                    job.future.set_exception(Unavailable("DRAINING", "the service is stopping"))
+        for job in left:
+            job.settle(Unavailable("DRAINING", "the service is stopping"))
 
     def _watch(self) -> None:
         """One thread: owns one child at a time, and feeds it."""
-        child: _Child | None = None
+        child: ChildProcess | None = None
         try:
             while not self._closed.is_set():
                 # Started ahead of the job: its imports take seconds.
-                child = child if child is not None and child.alive else _start(self._deadline)
-                job = self._jobs.get()
+                child = child if child is not None and child.alive else self._start()
+                job = self._jobs.next()
                 if job is None:
                     return
                 if child is not None and child.died():
                     child.kill("died")
                     child = None
-                child = child or _start(self._deadline)
+                child = child or self._start()
                 if child is not None:
                     self._live.add(child)
                 self._do(child, job)
+                if child is not None and child.memory() - child.base > self._kept_bytes:
+                    child.kill("large")
                 if child is not None and not child.alive:
                     self._live.discard(child)
         finally:
             if child is not None and child.alive:
                 child.kill("closed")
 
-    def _do(self, child: "_Child | None", job: _Job | _Warming) -> None:
+    def _start(self) -> ChildProcess | None:
+        return start(self._backends, self._deadline)
+
+    def _do(self, child: ChildProcess | None, job: _Job | _Warming) -> None:
         """Does a job; whatever happens, its caller hears of it and the thread goes on."""
-        future = job.future if isinstance(job, _Job) else Future[Artifact]()
+        outcome: Artifact | Exception | None = None
         try:
             if child is None:
                 raise Internal("COMPILE_CRASHED", "no compile child can be started")
             if isinstance(job, _Job):
-                future.set_result(self._run(child, job))
+                outcome = self._run(child, job)
             else:
                 self._warm(child, job.vocabulary)
         except ServiceError as error:
-            future.set_exception(error)
+            outcome = error
         except Exception as error:
-            future.set_exception(Internal("COMPILE_CRASHED", repr(error)))
+            outcome = Internal("COMPILE_CRASHED", repr(error))
             if child is not None:
                 child.kill("error")
+        if isinstance(job, _Job):
+            assert outcome is not None
+            job.settle(outcome)
 
-    def _warm(self, child: "_Child", vocabulary: Vocabulary) -> None:
+    def _warm(self, child: ChildProcess, vocabulary: Vocabulary) -> None:
         if vocabulary.id in child.known:
             return
         child.wait_ready(self._closed)
+        before = child.memory()
         child.send(("vocabulary", vocabulary))
         self._answer(child)
+        child.base += child.memory() - before
         child.known.add(vocabulary.id)
 
-    def _run(self, child: "_Child", job: _Job) -> Artifact:
+    def _run(self, child: ChildProcess, job: _Job) -> Artifact:
         try:
             child.wait_ready(self._closed)
             self._warm(child, job.vocabulary)
-            child.send(("compile", job.spec, job.vocabulary.id, self._limits))
-            header = self._answer(child)
+            if job.future.cancelled():
+                raise _nobody_waits()
+            child.send(("compile", job.spec, job.vocabulary.id, self._limits, self._load_seconds))
+            header = self._answer(child, job.future)
             if "need" in header:  # it had too many
                 child.known.clear()
                 return self._run(child, job)
+            if "load_seconds" in header:
+                raise _slow_to_load(header["load_seconds"], self._load_seconds)
             if "reason" in header:
                 raise Invalid(header["reason"], header["message"], _named(header["unenforced"]))
             return Artifact(
@@ -215,15 +288,24 @@ class CompileChildren:
                 "COMPILE_CRASHED", f"the compile ended its child process (exit status {status})"
             ) from None
 
-    def _answer(self, child: "_Child") -> dict[str, Any]:
-        """Waits for a child's header, within the deadline and the memory limit."""
-        end = time.monotonic() + self._deadline
+    def _answer(
+        self, child: ChildProcess, wanted: Future[Artifact] | None = None
+    ) -> dict[str, Any]:
+        """Waits for a child's header, within the deadline and the memory limit.
+
+        A compile ends as well when its future is cancelled.
+        """
+        started = time.monotonic()
         base = child.memory()
-        while not child.poll(_WATCH_SECONDS):
+        while not child.poll(WATCH_SECONDS):
+            seconds = time.monotonic() - started
             if self._closed.is_set():
                 child.kill("closed")
                 raise Internal("COMPILE_CRASHED", "the service stopped during the compile")
-            if time.monotonic() > end:
+            if wanted is not None and wanted.cancelled() and seconds > _WORTH_A_CHILD:
+                child.kill("cancelled")
+                raise _nobody_waits()
+            if seconds > self._deadline:
                 child.kill("deadline")
                 raise _past_deadline(self._deadline)
             if child.memory() - base > self._memory_bytes:
@@ -246,85 +328,14 @@ def _past_deadline(seconds: float) -> DeadlineExceeded:
     )
 
 
-def _start(seconds: float) -> "_Child | None":
-    """A new child; None if the system has no room for a process."""
-    try:
-        return _Child(seconds)
-    except OSError:
-        metrics.COMPILE_CHILDREN_ENDED.labels("not_started").inc()
-        return None
+def _slow_to_load(seconds: float, limit: float) -> DeadlineExceeded:
+    # No word of the spec's alone: it isn't kept as a refusal.
+    return DeadlineExceeded(
+        "COMPILE_DEADLINE",
+        f"loading the compiled grammar would take the service {seconds:.1f} s of a core; at most "
+        f"{limit:g} (load_seconds)",
+    )
 
 
-class _Child:
-    """One child process and the socket to it."""
-
-    def __init__(self, seconds: float) -> None:
-        ours, theirs = socket.socketpair()
-        # A child that is stopped neither reads nor writes; this thread mustn't wait for ever.
-        timeout = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6) or 1)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-        with ours, theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno()), ",".join(NAMES)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                # One thread: a compile is one core's work, and steps need the others.
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            self._connection = Connection(ours.detach())
-        self._stats = psutil.Process(self._process.pid)
-        self._ready = False
-        self.known: set[str] = set()
-        """Ids of the vocabularies that it was sent."""
-        self.alive = True
-
-    def wait_ready(self, closed: threading.Event) -> None:
-        """Waits until the child has imported its libraries. Raises EOFError if it dies."""
-        end = time.monotonic() + _START_SECONDS
-        while not self._ready:
-            if closed.is_set() or time.monotonic() > end:
-                raise EOFError
-            if self._connection.poll(_WATCH_SECONDS):
-                self._connection.recv_bytes()
-                self._ready = True
-
-    def send(self, job: tuple[object, ...]) -> None:
-        """Sends a job. Raises OSError if the child is dead."""
-        self._connection.send(job)
-
-    def poll(self, seconds: float) -> bool:
-        """Whether something can be read within the time, the end of the stream included."""
-        return self._connection.poll(seconds)
-
-    def receive(self) -> bytes:
-        """The next message. Raises EOFError if the child is dead."""
-        return self._connection.recv_bytes()
-
-    def stop(self) -> None:
-        """Ends the process, from any thread; who owns the child finds out."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-
-    def died(self) -> bool:
-        """Whether the process ended by itself, or by somebody else's hand."""
-        return self._process.poll() is not None
-
-    def memory(self) -> int:
-        """Resident bytes; 0 once it is dead."""
-        try:
-            return int(self._stats.memory_info().rss)
-        except psutil.Error:
-            return 0
-
-    def kill(self, why: str) -> int:
-        """Ends the process; returns its exit status."""
-        self.alive = False
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        status = self._process.wait()
-        self._connection.close()
-        metrics.COMPILE_CHILDREN_ENDED.labels(why).inc()
-        return status
+def _nobody_waits() -> Cancelled:
+    return Cancelled("COMPILE_CANCELLED", "nobody waits for the compile any more")

@@ -5,16 +5,20 @@ the backends that enforce all of it, llguidance first, since it is ready in mill
 xgrammar takes a second on open objects; what one refuses, the next may take. A regular expression
 or a choice goes to xgrammar first, which compiles those quickly and steps cheapest. EBNF and
 structural tags are xgrammar's languages, Lark is llguidance's.
+
+A refusal is all that leads on to the next attempt. A deadline, a kill or a crash ends the whole
+compile: whether one is met depends on how busy the machine is, and `auto` has to choose alike on
+every replica, and each time.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.vocabulary import Vocabulary
-from grammar_service.backends.base import Backend
+from grammar_service.backends import NAMES, Backend
 from grammar_service.errors import Invalid, Unenforced
 from grammar_service.grammars.schema import (
     Limits,
@@ -88,7 +92,7 @@ def make(
 
     Runs in a child: reading a hostile schema may take as long as compiling one.
     """
-    planned = plan(spec, limits)
+    planned = plan(spec, limits, backends)
     errors: list[Invalid] = []
     for attempt in planned.attempts:
         if attempt.unenforced and not spec.allow_unenforced:
@@ -103,15 +107,16 @@ def make(
     raise planned.refused(errors)
 
 
-def plan(spec: GrammarSpec, limits: Limits) -> Plan:
-    """The plan for a canonical spec. Raises Invalid."""
+def plan(spec: GrammarSpec, limits: Limits, allowed: Collection[str] = NAMES) -> Plan:
+    """The plan for a canonical spec, of the backends that the service allows. Raises Invalid."""
     if spec.type in (GrammarType.JSON_SCHEMA, GrammarType.JSON_OBJECT):
-        return _plan_schema(spec, limits)
-    backends = _asked(spec, _SPEAKERS[spec.type])
+        return _plan_schema(spec, limits, allowed)
+    backends = _asked(spec, _SPEAKERS[spec.type], allowed)
     if not backends:
+        who = "no backend that this service allows" if spec.backend == "auto" else spec.backend
         raise Invalid(
             "SPEC_UNSUPPORTED",
-            f"{spec.backend} doesn't speak {spec.type}; {' or '.join(_SPEAKERS[spec.type])} does",
+            f"{who} speaks {spec.type}; {' or '.join(_SPEAKERS[spec.type])} would",
         )
 
     attempts = tuple(Attempt(backend, (spec,)) for backend in backends)
@@ -177,12 +182,12 @@ def _opened(schema: Any) -> Any:
     return opened
 
 
-def _plan_schema(spec: GrammarSpec, limits: Limits) -> Plan:
+def _plan_schema(spec: GrammarSpec, limits: Limits, allowed: Collection[str]) -> Plan:
     schema = {"type": "object"} if spec.type is GrammarType.JSON_OBJECT else parse_json(spec.source)
     rewritten = rewrite(schema, check(schema, limits), spec.close_objects)
     found = candidates(
         rewritten,
-        [backend for backend in _asked(spec, _SCHEMA_SPEAKERS) if _separates(spec, backend)],
+        [b for b in _asked(spec, _SCHEMA_SPEAKERS, allowed) if _separates(spec, b)],
         strict_formats=spec.strict_formats,
         fixed_order=spec.fixed_key_order,
     )
@@ -196,7 +201,7 @@ def _plan_schema(spec: GrammarSpec, limits: Limits) -> Plan:
         for candidate in found
     )
     if not attempts:
-        raise Invalid("SPEC_UNSUPPORTED", f"{spec.backend} can't have separators of its own")
+        raise Invalid("SPEC_UNSUPPORTED", "outlines can't have separators of its own")
 
     def refused(errors: list[Invalid]) -> Invalid:
         best = attempts[0]
@@ -228,8 +233,10 @@ def unenforced_error(attempt: Attempt) -> Invalid:
     )
 
 
-def _asked(spec: GrammarSpec, speakers: tuple[str, ...]) -> tuple[str, ...]:
-    return speakers if spec.backend == "auto" else tuple(b for b in speakers if b == spec.backend)
+def _asked(
+    spec: GrammarSpec, speakers: tuple[str, ...], allowed: Collection[str]
+) -> tuple[str, ...]:
+    return tuple(b for b in speakers if b in allowed and spec.backend in ("auto", b))
 
 
 def _separates(spec: GrammarSpec, backend: str) -> bool:

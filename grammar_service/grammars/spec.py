@@ -1,7 +1,7 @@
 """Grammar specs: what is compiled, in a canonical form, and its id.
 
-The id is a hash of the canonical spec, its options, the tokenizer id and the backend's version, so
-that two replicas name the same grammar alike.
+The id is a hash of the canonical spec, its options, the tokenizer id and the versions of the
+backends that it may come to, so that two replicas name the same grammar alike, and no others.
 """
 
 import dataclasses

@@ -82,11 +82,16 @@ class GrammarServer:
     def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
         self._stopping = threading.Event()
-        backends = {name: create(name, settings.step_threads) for name in NAMES}
+        # In one order, whatever that of the setting: it is a part of grammar ids.
+        names: list[str] = [name for name in NAMES if name in settings.backends]
+        backends = {name: create(name, settings.step_threads) for name in names}
         self._children = CompileChildren(
             settings.compile_workers,
+            names,
             settings.compile_seconds,
+            settings.load_seconds,
             settings.compile_memory_bytes,
+            settings.compile_kept_bytes,
             settings.compile_queue,
             Limits(
                 depth=settings.schema_depth,

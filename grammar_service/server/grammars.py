@@ -124,7 +124,7 @@ class GrammarService(GrammarServiceServicer):
                     "try again later",
                 )
             try:
-                grammar, cached = self._catalog.compile(spec, vocabulary)
+                grammar, cached = self._catalog.compile(spec, vocabulary, context.add_callback)
             finally:
                 self._places.release()
         except ServiceError as error:

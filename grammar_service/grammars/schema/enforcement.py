@@ -44,6 +44,11 @@ _FORMATS = {
 }
 
 
+def unenforced_keywords(node: Node, backend: str) -> set[str]:
+    """The keywords of one node that a library's masks won't enforce."""
+    return _RULES[backend](node)
+
+
 def unenforced(rewritten: Rewritten, backend: str) -> list[Unenforced]:
     """The keywords that a library's masks won't enforce; empty where it enforces all of them.
 

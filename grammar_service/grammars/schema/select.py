@@ -2,11 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from grammar_service.errors import Unenforced
-from grammar_service.grammars.schema.enforcement import BACKENDS, unenforced, unenforced_formats
+from grammar_service.grammars.schema.enforcement import (
+    BACKENDS,
+    unenforced,
+    unenforced_formats,
+    unenforced_keywords,
+)
 from grammar_service.grammars.schema.forms import forms
+from grammar_service.grammars.schema.loosen import loosened
 from grammar_service.grammars.schema.rewrite import Rewritten
 
 
@@ -51,9 +58,18 @@ def candidates(
         found.append(
             Candidate(
                 backend=backend,
-                schemas=tuple(forms(rewritten.schema, backend, fixed_order)),
+                schemas=tuple(_schemas(rewritten.schema, backend, fixed_order, bool(missing))),
                 unenforced=tuple(missing + formats if strict_formats else missing),
                 annotations=tuple(formats),
             )
         )
     return sorted(found, key=lambda candidate: len(candidate.unenforced))
+
+
+def _schemas(schema: Any, backend: str, fixed_order: bool, missing: bool) -> list[Any]:
+    """The forms; where something is unenforced, for llguidance also those without it."""
+    found = forms(schema, backend, fixed_order)
+    if missing and backend == "llguidance":
+        rest = loosened(schema, partial(unenforced_keywords, backend=backend))
+        found += forms(rest, backend, fixed_order)
+    return found

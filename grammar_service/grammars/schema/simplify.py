@@ -21,6 +21,7 @@ from typing import Any
 import jsonschema
 
 from grammar_service.grammars.schema.conjunction import conjoin
+from grammar_service.grammars.schema.emptiness import drop_counts, satisfiable
 from grammar_service.grammars.schema.exclusion import exclusive
 from grammar_service.grammars.schema.modern import APPLICATORS, ORIGIN, Modern, key_of
 from grammar_service.grammars.schema.negation import MAX_BRANCHES, TooMany, is_whole, negate
@@ -47,12 +48,6 @@ _PLAIN_FORMS = (
     ("unevaluatedProperties", "additionalProperties"),
     ("unevaluatedItems", "items"),
 )
-_BOUNDS = {
-    "string": (("minLength", "maxLength"),),
-    "array": (("minItems", "maxItems"),),
-    "object": (("minProperties", "maxProperties"),),
-    "number": (("minimum", "maximum"),),
-}
 
 
 class Simplifier:
@@ -298,10 +293,10 @@ class Simplifier:
         new = with_types(node, declared(node))
         if isinstance(new, bool):
             return new
-        new = _satisfiable(new)
+        new = satisfiable(new)
         if isinstance(new, bool):
             return new
-        _drop_counts(new)
+        drop_counts(new)
         pure = [
             part
             for part in new.get("allOf", ())
@@ -371,38 +366,3 @@ def _without_origin(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_origin(inner) for key, inner in value.items() if key != ORIGIN}
     return [_without_origin(item) for item in value] if isinstance(value, list) else value
-
-
-def _drop_counts(node: Node) -> None:
-    """Takes away counts of properties that hold anyway."""
-    if node.get("minProperties", 0) <= len(set(node.get("required", ()))):
-        node.pop("minProperties", None)
-    closed = node.get("additionalProperties", True) is False and "patternProperties" not in node
-    if closed and node.get("maxProperties", 0) >= len(node.get("properties", {})):
-        node.pop("maxProperties", None)
-
-
-def _satisfiable(node: Node) -> Schema:
-    """The node without the types of which it accepts no value."""
-    types = declared(node)
-    possible_types = frozenset(kind for kind in types if not _empty(node, kind))
-    return node if possible_types == types else with_types(node, possible_types)
-
-
-def _empty(node: Node, kind: str) -> bool:
-    kind = "number" if kind == "integer" else kind
-    for low, high in _BOUNDS.get(kind, ()):
-        if low in node and high in node and node[low] > node[high]:
-            return True
-    if kind == "array":
-        prefix = node.get("prefixItems", [])
-        least = node.get("minItems", 0)
-        return any(item is False for item in prefix[:least]) or (
-            least > len(prefix) and node.get("items", True) is False
-        )
-    if kind == "object":
-        properties = node.get("properties", {})
-        closed = node.get("additionalProperties", True) is False
-        open_names = "patternProperties" in node or not closed
-        return any(properties.get(name, open_names) is False for name in node.get("required", ()))
-    return False
