@@ -16,10 +16,19 @@ from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.vocabulary import Vocabulary
 from grammar_service.backends.base import Backend
 from grammar_service.errors import Invalid, Unenforced
+from grammar_service.grammars.regex import (
+    NOTHING,
+    Malformed,
+    Node,
+    RegexError,
+    read,
+    write,
+)
 from grammar_service.grammars.schema import (
     Limits,
     candidates,
     check,
+    forms,
     refusal,
     rewrite,
     unenforced,
@@ -113,9 +122,13 @@ def plan(spec: GrammarSpec, limits: Limits) -> Plan:
             f"{spec.backend} doesn't speak {spec.type}; {' or '.join(_SPEAKERS[spec.type])} does",
         )
 
-    attempts = tuple(Attempt(backend, (spec,)) for backend in backends)
-    if spec.type is GrammarType.STRUCTURAL_TAG:
+    if spec.type is GrammarType.REGEX:
+        form = dataclasses.replace(spec, source=write(_read(spec.source)))
+        attempts = tuple(Attempt(backend, (form,)) for backend in backends)
+    elif spec.type is GrammarType.STRUCTURAL_TAG:
         attempts = (_attempt_tag(spec, limits),)
+    else:
+        attempts = tuple(Attempt(backend, (spec,)) for backend in backends)
 
     def refused(errors: list[Invalid]) -> Invalid:
         if attempts[0].unenforced and not errors:
@@ -123,6 +136,18 @@ def plan(spec: GrammarSpec, limits: Limits) -> Plan:
         return Invalid("SPEC_INVALID", f"expected {_DIALECTS[spec.type]}: {errors[0].message}")
 
     return Plan(attempts, refused)
+
+
+def _read(pattern: str) -> Node:
+    """The tree of a regular expression. Raises Invalid."""
+    try:
+        tree = read(pattern)
+        if tree == NOTHING:
+            raise Malformed("no text matches it; one that can't is everywhere on its way")
+    except RegexError as error:
+        dialect = _DIALECTS[GrammarType.REGEX]
+        raise Invalid("SPEC_INVALID", f"expected {dialect}: {error}") from None
+    return tree
 
 
 def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
@@ -143,6 +168,8 @@ def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
         if not isinstance(node, dict):
             continue
         stack += [(f"{pointer}/{key}", item) for key, item in node.items() if key != "json_schema"]
+        if node.get("type") == "regex" and isinstance(node.get("pattern"), str):
+            node["pattern"] = write(_read(node["pattern"]))
         if node.get("type") != "json_schema" or "json_schema" not in node:
             continue
         schema = node["json_schema"]
@@ -152,7 +179,7 @@ def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
         formats += [Unenforced(at + p, k) for p, k in unenforced_formats(rewritten, "xgrammar")]
         if node.get("style", "json") == "json":
             # What isn't closed has to say so: in tags, xgrammar closes it otherwise.
-            node["json_schema"] = _opened(rewritten.schema)
+            node["json_schema"] = _opened(forms(rewritten.schema, "xgrammar")[0])
     bound = dataclasses.replace(spec, source=dump_json(tag))
     if spec.strict_formats:
         missing += formats

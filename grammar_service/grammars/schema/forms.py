@@ -24,6 +24,7 @@ from typing import Any
 from grammar_service.grammars.schema import regex_sets
 from grammar_service.grammars.schema.formats import PATTERNS
 from grammar_service.grammars.schema.modern import APPLICATORS
+from grammar_service.grammars.schema.patterns import for_library
 from grammar_service.grammars.schema.walk import Node, escape
 
 LLGUIDANCE_FORMATS = frozenset({
@@ -45,6 +46,7 @@ def forms(schema: Any, backend: str, any_order: bool = True) -> list[Any]:
         any_order: Whether optional keys may come in any order where the library can do that. If
             not, keys come in the order of `properties`, or the required ones first.
     """
+    schema = for_library(schema, backend)
     if backend != "llguidance":
         return [schema]
     # Where objects are to be intersected, llguidance can't have them as it can elsewhere.
