@@ -138,15 +138,15 @@ def plan(spec: GrammarSpec, limits: Limits) -> Plan:
     return Plan(attempts, refused)
 
 
-def _read(pattern: str) -> Node:
-    """The tree of a regular expression. Raises Invalid."""
+def _read(pattern: str, place: str = "") -> Node:
+    """The tree of a regular expression. Raises Invalid, whose message begins with the place."""
     try:
         tree = read(pattern)
         if tree == NOTHING:
-            raise Malformed("no text matches it; one that can't is everywhere on its way")
+            raise Malformed("no text matches it; look for an empty class, []")
     except RegexError as error:
         dialect = _DIALECTS[GrammarType.REGEX]
-        raise Invalid("SPEC_INVALID", f"expected {dialect}: {error}") from None
+        raise Invalid("SPEC_INVALID", f"{place}expected {dialect}: {error}") from None
     return tree
 
 
@@ -169,7 +169,7 @@ def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
             continue
         stack += [(f"{pointer}/{key}", item) for key, item in node.items() if key != "json_schema"]
         if node.get("type") == "regex" and isinstance(node.get("pattern"), str):
-            node["pattern"] = write(_read(node["pattern"]))
+            node["pattern"] = write(_read(node["pattern"], f"{pointer}/pattern: "))
         if node.get("type") != "json_schema" or "json_schema" not in node:
             continue
         schema = node["json_schema"]

@@ -1,8 +1,10 @@
 r"""Reading regular expressions: the regular part of ECMAScript's, as with its flag u.
 
 What every other engine reads alike is read so too, though that flag forbids it: `\-` and `\_` are
-`-` and `_`, `{` and `]` stand for themselves where they can mean nothing else, and so does `-`
-beside `\w` in a class. Look-around, back references and word borders aren't regular.
+`-` and `_`, `{` and `]` stand for themselves where they can mean nothing else, so does `-` beside
+`\w` in a class, and `(?i)` is for the rest of its group.
+
+Look-around, back references and word borders aren't regular.
 """
 
 import re
@@ -11,6 +13,7 @@ from typing import NoReturn
 from grammar_service.grammars.regex import charset
 from grammar_service.grammars.regex.charset import Ranges, complement, union
 from grammar_service.grammars.regex.tree import (
+    EMPTY,
     Anchor,
     Node,
     chars,
@@ -24,7 +27,7 @@ _DEPTH = 100
 _BOUNDS = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
 _LOOK_AROUND = re.compile(r"\(\?(<?[=!])")
 _NAME = re.compile(r"\?<[\w$]+>")
-_MODIFIERS = re.compile(r"\?([a-z]*)(?:-([a-z]*))?:")
+_MODIFIERS = re.compile(r"\?([a-z]*)(?:-([a-z]*))?([:)])")
 _CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|u\{0*([0-9A-Fa-f]{1,6})\}|c([A-Za-z])")
 _LOW_HALF = re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
 _PROPERTY = re.compile(r"([pP])\{([\w=]*)\}")
@@ -161,8 +164,8 @@ class _Parser:
         flags = self.flags
         if self.source.startswith("?P<", self.at):
             self.fail("a group is named (?<name>…)", start)
-        if self.peek() == "?" and not self.match(_NAME):
-            self.modify(start)
+        if self.peek() == "?" and not self.match(_NAME) and self.modify(start) == ")":
+            return EMPTY  # from here to the end of the group around it
         self.depth += 1
         if self.depth > _DEPTH:
             self.refuse(f"more than {_DEPTH} groups in one another", start)
@@ -173,7 +176,7 @@ class _Parser:
         self.flags = flags
         return inner
 
-    def modify(self, start: int) -> None:
+    def modify(self, start: int) -> str:
         found = self.match(_MODIFIERS)
         if found is None:
             self.fail("this kind of group isn't known; write (…), (?:…), (?<name>…), (?i:…)", start)
@@ -181,6 +184,7 @@ class _Parser:
         if not on | off <= {"i", "s"} or on & off:
             self.fail("of the modifiers there are i and s: (?i:…), (?s:…), (?-i:…)", start)
         self.flags = self.flags - off | on
+        return found[3]
 
     def char_class(self, start: int) -> Ranges:
         negated = self.take("^")
