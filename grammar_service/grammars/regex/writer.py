@@ -4,7 +4,9 @@ Every class is ranges of code points, so nothing is left for them to differ abou
 written as \uXXXX, which they all know, and those past U+FFFF as themselves.
 """
 
-from grammar_service.grammars.regex.charset import complement, contains, intersection
+from collections.abc import Iterator
+
+from grammar_service.grammars.regex.charset import Ranges, complement, contains, intersection
 from grammar_service.grammars.regex.tree import (
     EMPTY,
     Anchor,
@@ -46,33 +48,37 @@ def write(node: Node) -> str:
             raise ValueError("an anchor wasn't resolved")
 
 
-def in_json(node: Node) -> Node:
-    """The tree of the texts as they stand in a JSON string; a character has one spelling."""
+def in_json(node: Node, escapes: bool = True) -> Node:
+    """The tree of the texts as they stand in a JSON string; a character has one spelling.
+
+    Args:
+        node: The tree.
+        escapes: Whether texts may have characters that need one.
+    """
     match node:
         case Chars(ranges):
-            return _in_json(ranges)
+            plain = chars(intersection(ranges, complement(_ESCAPED)))
+            return either([plain, *_escapes(ranges)]) if escapes else plain
         case Sequence(parts):
-            return sequence(map(in_json, parts))
+            return sequence(in_json(part, escapes) for part in parts)
         case Either(branches):
-            return either(map(in_json, branches))
+            return either(in_json(branch, escapes) for branch in branches)
         case Repeat(body, least, most):
-            return repeat(in_json(body), least, most)
+            return repeat(in_json(body, escapes), least, most)
         case Anchor():
             return node
 
 
-def _in_json(ranges: tuple[tuple[int, int], ...]) -> Node:
-    branches = [chars(intersection(ranges, complement(_ESCAPED)))]
+def _escapes(ranges: Ranges) -> Iterator[Node]:
     for character, letter in _SHORT.items():
         if contains(ranges, ord(character)):
-            branches.append(text(f"\\{letter}"))
+            yield text(f"\\{letter}")
     for high in (0, 1):
         low = [f"{c % 16:x}" for c in range(16 * high, 16 * high + 16)
                if contains(ranges, c) and chr(c) not in _SHORT]  # fmt: skip
         if low:
             digits = sorted({ord(digit) for d in low for digit in (d, d.upper())})
-            branches.append(sequence([text(f"\\u00{high}"), Chars(tuple((d, d) for d in digits))]))
-    return either(branches)
+            yield sequence([text(f"\\u00{high}"), Chars(tuple((d, d) for d in digits))])
 
 
 def _part(node: Node) -> str:
