@@ -44,12 +44,14 @@ def _edge(node: Node, outside: Node, at_end: bool) -> Node:
         case Anchor():
             return EMPTY
         case Sequence(parts):
-            *inner, edge = parts if at_end else parts[::-1]
-            rest = sequence(inner if at_end else inner[::-1])
-            if isinstance(edge, Anchor) and edge.at_end == at_end:
-                return _edge(rest, EMPTY, at_end)  # beyond it is nothing
-            edge = _edge(edge, outside, at_end)
-            return sequence([rest, edge] if at_end else [edge, rest])
+            inner = list(parts if at_end else parts[::-1])
+            while inner and isinstance(inner[-1], Anchor) and inner[-1].at_end == at_end:
+                inner.pop()
+                outside = EMPTY  # beyond an anchor is nothing
+            if not inner:
+                return EMPTY
+            edge = _edge(inner.pop(), outside, at_end)
+            return sequence([*inner, edge] if at_end else [edge, *inner[::-1]])
         case Either(branches):
             return either(_edge(branch, outside, at_end) for branch in branches)
         case Repeat(body, 0, 1):

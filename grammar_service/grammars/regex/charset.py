@@ -66,6 +66,7 @@ def category(name: str) -> Ranges | None:
     return union(pair for key in known for pair in _categories()[key]) if known else None
 
 
+@lru_cache(maxsize=1024)
 def insensitive(ranges: Ranges) -> Ranges:
     """The set with each character's other cases, by Unicode's simple folding."""
     cases = [case for case in _cases() if any(contains(ranges, c) for c in case)]

@@ -25,6 +25,8 @@ from grammar_service.grammars.regex.tree import (
 _DEPTH = 100
 """Groups in one another; what reads and writes them recurses, the libraries too."""
 _BOUNDS = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
+_NO_LOWER = re.compile(r"\{,[0-9]+\}")
+_POSIX = re.compile(r"\[[:.=][a-z^]+[:.=]\]")
 _LOOK_AROUND = re.compile(r"\(\?(<?[=!])")
 _NAME = re.compile(r"\?<[\w$]+>")
 _MODIFIERS = re.compile(r"\?([a-z]*)(?:-([a-z]*))?([:)])")
@@ -121,7 +123,7 @@ class _Parser:
             if self.take(sign):
                 return least, most
         start = self.at
-        if self.source.startswith("{,", start) and re.match(r"\{,\d+\}", self.source[start:]):
+        if _NO_LOWER.match(self.source, start):
             self.fail("a repetition without a lower bound; write {0,…}")
         found = self.match(_BOUNDS)
         if found is None:
@@ -192,7 +194,7 @@ class _Parser:
         while not self.take("]"):
             if not self.peek():
                 self.fail("this class isn't closed; add a ], or escape its [", start)
-            if re.match(r"\[[:.=][a-z^]+[:.=]\]", self.source[self.at :]):
+            if _POSIX.match(self.source, self.at):
                 self.fail("POSIX classes aren't ECMAScript's; write the ranges: [A-Za-z]")
             at, low = self.at, self.member()
             if self.peek() == "-" and not self.source.startswith("-]", self.at):

@@ -110,11 +110,10 @@ def nullable(node: Node) -> bool:
 def nonempty(node: Node) -> Node:
     """All texts of a tree but the empty one."""
     match node:
-        case Sequence(parts) if parts and nullable(parts[0]):
-            rest = sequence(parts[1:])
-            return either([sequence([nonempty(parts[0]), rest]), nonempty(rest)])
-        case Sequence(()):
-            return NOTHING
+        case Sequence(parts) if all(map(nullable, parts)):
+            # The first part that isn't empty is one of them.
+            firsts = (sequence([nonempty(part), *parts[i + 1 :]]) for i, part in enumerate(parts))
+            return either(firsts)
         case Either(branches):
             return either(map(nonempty, branches))
         case Repeat(body, least, most) if nullable(node):
