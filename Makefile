@@ -10,8 +10,10 @@ ARGS ?=
 PIP_VERSION := 26.3
 VENV := .venv
 PROTO_VENV := .venv-proto
+VLLM_VENV := .venv-vllm
 READY := $(VENV)/.ready
 PROTO_READY := $(PROTO_VENV)/.ready
+VLLM_READY := $(VLLM_VENV)/.ready
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -21,7 +23,7 @@ SHELL := bash
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 
-.PHONY: help setup proto proto-check lint format test demo serve bench conformance clean
+.PHONY: help setup proto proto-check lint format test test-vllm demo demo-vllm serve bench bench-vllm conformance clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +49,15 @@ $(PROTO_READY): constraints-proto.txt Makefile
 		{ echo "$(PROTO_VENV) needs Python 3.11 or 3.12: set PROTO_PYTHON" >&2; exit 1; }
 	@touch $@
 
+$(VLLM_READY): pyproject.toml constraints-vllm.txt Makefile
+	@echo "installing vLLM's CPU build into $(VLLM_VENV); it takes some minutes"
+	@$(VLLM_VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VLLM_VENV)
+	@$(VLLM_VENV)/bin/python -m pip install -qq pip==$(PIP_VERSION)
+	@$(VLLM_VENV)/bin/python -m pip install -qq -c constraints.txt setuptools torch==2.13.0
+	@$(VLLM_VENV)/bin/python -m pip install -qq --no-deps -r constraints-vllm.txt
+	@$(VLLM_VENV)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
+
 proto: $(PROTO_READY) ## generate engine_client/wire from proto/
 	@$(PROTO_VENV)/bin/python tools/generate_proto.py
 
@@ -68,8 +79,16 @@ format: $(READY) ## format Python and proto files, and fix what ruff can fix
 test: $(READY) ## run the tests; ARGS='-k name' narrows them
 	$(VENV)/bin/python -m pytest $(ARGS)
 
+# vLLM and what it loads warn of many things; they aren't ours to mend.
+test-vllm: $(READY) $(VLLM_READY) ## run the tests in the real vLLM; ARGS='-k name' narrows them
+	GRAMMAR_SERVICE_PYTHON=$(CURDIR)/$(VENV)/bin/python \
+		$(VLLM_VENV)/bin/python -m pytest -o filterwarnings=default tests/vllm $(ARGS)
+
 demo: $(READY) ## service and model side by side: see examples/demo.py
 	@$(VENV)/bin/python -m examples.demo $(ARGS)
+
+demo-vllm: $(READY) $(VLLM_READY) ## service and vLLM's server side by side: see examples/demo_vllm.py
+	@$(VLLM_VENV)/bin/python -m examples.demo_vllm $(ARGS)
 
 serve: $(READY) ## run the service; ARGS='--help' shows its flags
 	@$(VENV)/bin/grammar-service serve $(ARGS)
@@ -77,9 +96,12 @@ serve: $(READY) ## run the service; ARGS='--help' shows its flags
 bench: $(READY) ## run the benchmarks; ARGS='--help' shows them
 	@$(VENV)/bin/python -m benchmarks $(ARGS)
 
+bench-vllm: $(READY) $(VLLM_READY) ## a step's cost to vLLM's engine thread, ours and vLLM's own
+	@GRAMMAR_SERVICE_PYTHON=$(CURDIR)/$(VENV)/bin/python $(VLLM_VENV)/bin/python -m benchmarks $(ARGS)
+
 conformance: $(READY) ## public schemas through the service; DATA=sample.jsonl names them
 	@$(VENV)/bin/python -m tools.conformance $(DATA) $(ARGS)
 
 clean: ## remove the virtual environments, caches and builds
-	rm -rf $(VENV) $(PROTO_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PROTO_VENV) $(VLLM_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

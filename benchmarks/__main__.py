@@ -1,13 +1,17 @@
 """`python -m benchmarks NAME [--json]`: every figure is a ratio of ours and a peer in one run."""
 
 import argparse
+import importlib.util
 import json
 import os
 from collections.abc import Callable
 
-from benchmarks import step
+from benchmarks import step, vllm_step
 
 BENCHMARKS: dict[str, Callable[[], dict[str, object]]] = {"step": step.run}
+if importlib.util.find_spec("vllm") is not None:
+    # An environment of its own, in which the others' peers aren't pinned.
+    BENCHMARKS = {"vllm": vllm_step.run}
 
 
 def main() -> None:

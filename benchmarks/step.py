@@ -5,20 +5,16 @@ thread sees is the two calls; in process, it sees the fills and accepts. A small
 a real vocabulary of 129,280 tokens; rows are in the middle of a string, where fills are slowest.
 """
 
-import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 import xgrammar
 
+from benchmarks.service import service
 from engine_client import Grammar, GrammarClient, GrammarSpec, Row, Vocabulary
 from engine_client.in_process import compile_spec
 from engine_client.vocabulary import load_tokenizer
@@ -49,7 +45,7 @@ def run() -> dict[str, object]:
     spec = GrammarSpec.json_schema(SCHEMA)
     compiled = compile_spec(spec, vocabulary)
     results: dict[str, object] = {}
-    with _service() as (target, region_dir), GrammarClient(target, region_dir=region_dir) as client:
+    with service() as (target, region_dir), GrammarClient(target, region_dir=region_dir) as client:
         grammar = client.compile(spec, vocabulary)
         for rows in ROWS:
             peers = _Peers(compiled, vocabulary, rows)
@@ -130,24 +126,3 @@ def _summary(times: Times) -> dict[str, object]:
     for peer in ("row_by_row", "batch"):
         summary[f"ours_to_{peer}"] = round(ours / statistics.median(times[peer][WARM_UP:]), 3)
     return summary
-
-
-@contextmanager
-def _service() -> Iterator[tuple[str, Path]]:
-    """A service as its own process, with shared memory."""
-    base = Path(tempfile.mkdtemp(prefix="gs-bench-"))
-    shm = Path("/dev/shm")
-    region_dir = Path(tempfile.mkdtemp(prefix="gs-bench-", dir=shm if shm.is_dir() else None))
-    target = f"unix:{base}/service.sock"
-    command = [sys.executable, "-m", "grammar_service", "serve", "--listen", target]
-    command += ["--region-dir", str(region_dir), "--log-level", "warning"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield target, region_dir
-    finally:
-        process.terminate()
-        process.wait(30)
-        shutil.rmtree(base)
-        shutil.rmtree(region_dir)

@@ -29,6 +29,7 @@ from engine_client.session import Session
 from engine_client.spec import GrammarSpec
 from engine_client.stats import Stats
 from engine_client.stream import StepStream
+from engine_client.translate import grammar_from_wire, spec_from_wire, spec_to_wire
 from engine_client.types import Grammar, Policy, Row, StepResult
 from engine_client.vocabulary import Vocabulary
 from engine_client.wire import grammars_pb2, sequences_pb2, tokenizers_pb2
@@ -136,26 +137,29 @@ class GrammarClient:
 
         Raises Refused (SPEC_INVALID, SPEC_UNENFORCED, COMPILE_DEADLINE ...) or Unreachable.
         """
-        response = self._compile(spec, vocabulary, self._timeout)
-        grammar = Grammar(
-            id=response.grammar.id,
-            spec=spec,
-            vocabulary=vocabulary,
-            backend=grammars_pb2.Backend.Name(response.grammar.backend)
-            .removeprefix("BACKEND_")
-            .lower(),
-            unenforced=tuple(
-                Unenforced(item.pointer, item.keyword) for item in response.grammar.unenforced
-            ),
-            annotations=tuple(
-                Unenforced(item.pointer, item.keyword) for item in response.grammar.annotations
-            ),
-            compiled_source=response.grammar.compiled_source,
-            compile_ms=response.compile_ms,
-            cached=response.cached,
+        response = self._compile(spec, vocabulary.id, vocabulary, self._timeout)
+        grammar = grammar_from_wire(
+            response.grammar, spec, vocabulary, response.compile_ms, response.cached
         )
         self._fallback.prepare(grammar)
         return grammar
+
+    def get_grammar(self, grammar_id: str) -> Grammar:
+        """A grammar that was compiled before, perhaps by another client, by its id.
+
+        Its vocabulary isn't needed here, and isn't had: where the service loses the tokenizer, its
+        rows fail. Raises Refused (UNKNOWN_GRAMMAR) or Unreachable.
+        """
+        request = grammars_pb2.GetGrammarRequest(grammar_id=grammar_id)
+        with _errors():
+            response = self._grammars.GetGrammar(
+                request, timeout=self._timeout, wait_for_ready=True
+            )
+        try:
+            spec = spec_from_wire(response.spec)
+        except ValueError as error:
+            raise Refused("SPEC_UNSUPPORTED", str(error)) from None
+        return grammar_from_wire(response.grammar, spec, None, 0.0, True)
 
     def step(self, rows: Sequence[Row]) -> StepResult:
         """Steps the rows and waits for their masks."""
@@ -288,17 +292,16 @@ class GrammarClient:
 
     def _recompile(self, grammar: Grammar, seconds: float) -> None:
         """Has the service compile a grammar that it lost. Raises ServiceError."""
-        self._compile(grammar.spec, grammar.vocabulary, max(seconds, 0.001))
+        seconds = max(seconds, 0.001)
+        self._compile(grammar.spec, grammar.tokenizer_id, grammar.vocabulary, seconds)
 
     def _compile(
-        self, spec: GrammarSpec, vocabulary: Vocabulary, seconds: float
+        self, spec: GrammarSpec, tokenizer_id: str, vocabulary: Vocabulary | None, seconds: float
     ) -> grammars_pb2.CompileGrammarResponse:
-        try:
-            request = grammars_pb2.CompileGrammarRequest(
-                tokenizer_id=vocabulary.id, spec=_wire_spec(spec)
-            )
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"the spec can't be sent: {error}") from None
+        """Compiles against a tokenizer, which is registered if it isn't and can be."""
+        request = grammars_pb2.CompileGrammarRequest(
+            tokenizer_id=tokenizer_id, spec=spec_to_wire(spec)
+        )
         end = time.monotonic() + seconds
         for _ in range(2):
             try:
@@ -307,7 +310,7 @@ class GrammarClient:
                         request, timeout=max(end - time.monotonic(), 0.001), wait_for_ready=True
                     )
             except Refused as error:
-                if error.reason != "UNKNOWN_TOKENIZER":
+                if error.reason != "UNKNOWN_TOKENIZER" or vocabulary is None:
                     raise
                 self.register_tokenizer(vocabulary)
         raise Unreachable("the service forgets the tokenizer as fast as it is registered")
@@ -368,24 +371,3 @@ def _upload(vocabulary: Vocabulary) -> Iterator[tokenizers_pb2.RegisterTokenizer
     for start in range(0, len(vocabulary.tokens), _CHUNK):
         chunk = tokenizers_pb2.TokenizerChunk(tokens=vocabulary.tokens[start : start + _CHUNK])
         yield tokenizers_pb2.RegisterTokenizerRequest(chunk=chunk)
-
-
-def _wire_spec(spec: GrammarSpec) -> grammars_pb2.GrammarSpec:
-    backend = f"BACKEND_{'UNSPECIFIED' if spec.backend == 'auto' else spec.backend.upper()}"
-    if backend not in grammars_pb2.Backend.keys():  # noqa: SIM118 - not a dict
-        raise UsageError(f"no backend is called {spec.backend!r}")
-    return grammars_pb2.GrammarSpec(
-        type=f"GRAMMAR_TYPE_{spec.type.name}",
-        source=spec.source,
-        choices=spec.choices,
-        options=grammars_pb2.GrammarOptions(
-            max_whitespace=spec.max_whitespace,
-            close_objects=spec.close_objects,
-            allow_unenforced=spec.allow_unenforced,
-            fixed_key_order=spec.fixed_key_order,
-            strict_formats=spec.strict_formats,
-            item_separator=spec.item_separator,
-            key_separator=spec.key_separator,
-        ),
-        backend=backend,
-    )

@@ -154,17 +154,20 @@ _Matcher = _XGrammar | _LLGuidance
 def _compile(grammar: Grammar) -> Callable[[list[int]], _Matcher]:
     """Compiles in this process; what comes of it makes a matcher from stop tokens."""
     spec = _compiled_spec(grammar)
+    vocabulary = grammar.vocabulary
+    if vocabulary is None:
+        raise ValueError("it was asked for by id, without its vocabulary")
     match grammar.backend:
         case "xgrammar":
             from engine_client.in_process import compile_spec
 
-            compiled = compile_spec(spec, grammar.vocabulary)
+            compiled = compile_spec(spec, vocabulary)
             return lambda stops: _XGrammar(compiled, stops)
         case "llguidance":
             from engine_client.in_process_llguidance import build, lark_of, tokenizer_of
 
-            prototype = build(lark_of(spec), grammar.vocabulary)
-            end = tokenizer_of(grammar.vocabulary).eos_token
+            prototype = build(lark_of(spec), vocabulary)
+            end = tokenizer_of(vocabulary).eos_token
             return lambda stops: _LLGuidance(prototype, end, stops)
         case other:
             raise ValueError(f"its backend is {other}, which isn't matched in process")
@@ -236,7 +239,7 @@ def _fill(
         return
     if not matcher.ended:
         matcher.fill(mask.view(1, -1))
-        used = row.grammar.vocabulary.width % 32
+        used = row.grammar.width % 32
         if used:
             mask[-1] &= (1 << used) - 1
     if matcher.ended or not bool(mask.any()):

@@ -164,6 +164,8 @@ class _Bytes:
 def lark_of(spec: GrammarSpec) -> str:
     """The spec in the library's own language. Raises ValueError for one that it doesn't speak."""
     match spec.type:
+        case GrammarType.JSON_SCHEMA if spec.source.startswith("%llguidance"):
+            return f"{_HEAD}{spec.source}"  # the service's form of a schema
         case GrammarType.JSON_SCHEMA:
             return f"{_HEAD}start: %json {_with_options(spec)}"
         case GrammarType.REGEX:
@@ -197,7 +199,8 @@ def _with_options(spec: GrammarSpec) -> str:
     else:
         schema["x-guidance"] = {
             "whitespace_flexible": False,
-            "item_separator": spec.item_separator,
-            "key_separator": spec.key_separator,
+            # Expressions, to the library.
+            "item_separator": re.escape(spec.item_separator),
+            "key_separator": re.escape(spec.key_separator),
         }
     return json.dumps(schema)

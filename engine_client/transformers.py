@@ -29,14 +29,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple
 
-import numpy as np
 import torch
-import xgrammar
 from torch.nn.functional import pad
 from transformers import LogitsProcessor
 
 from engine_client.client import GrammarClient
 from engine_client.errors import UsageError
+from engine_client.logits import mask_on_cpu, mask_with_kernel
 from engine_client.types import Grammar, Outcome, Policy, Row, StepResult
 
 
@@ -268,60 +267,24 @@ def _common_width(grammars: Sequence[Grammar | None], stop_token_ids: Sequence[i
     """The columns that the grammars' masks cover; 0 without a grammar. Raises UsageError."""
     if not grammars:
         raise UsageError("a batch needs one grammar, or None, for each prompt")
-    vocabularies = {grammar.vocabulary.id: grammar.vocabulary for grammar in grammars if grammar}
-    if not vocabularies:
+    tokenizers = {grammar.tokenizer_id: grammar for grammar in grammars if grammar}
+    if not tokenizers:
         return 0
-    if len(vocabularies) > 1:
+    if len(tokenizers) > 1:
         raise UsageError(
             "the grammars of a batch are compiled against different vocabularies: compile all "
             "against that of the model"
         )
-    vocabulary = next(iter(vocabularies.values()))
-    stops = {*vocabulary.stop_token_ids, *stop_token_ids}
+    grammar = next(iter(tokenizers.values()))
+    stops = {*grammar.stop_token_ids, *stop_token_ids}
     if not stops:
         raise UsageError(
             "neither the vocabulary nor the batch has a stop token, so that no grammar could end: "
             "pass stop_token_ids=model.generation_config.eos_token_id"
         )
-    if not 0 <= min(stops) <= max(stops) < vocabulary.width:
+    if not 0 <= min(stops) <= max(stops) < grammar.width:
         raise UsageError(
-            f"stop tokens {sorted(stops)} don't all lie within the {vocabulary.width} columns of "
+            f"stop tokens {sorted(stops)} don't all lie within the {grammar.width} columns of "
             "the vocabulary"
         )
-    return vocabulary.width
-
-
-def mask_on_cpu(
-    scores: torch.Tensor, masks: torch.Tensor, indices: list[int], width: int
-) -> torch.Tensor:
-    """Scores as masks of int32[len(indices), words] leave them, in a new tensor.
-
-    Rows that have no index are copied. Others are minus infinity where their mask has no bit, and
-    from the column `width` on.
-
-    Done without xgrammar's kernel for CPU (0.2.9): where few tokens are allowed it takes ten times
-    as long, 0.4 ms a row of 129,280, and where all are allowed it takes the first unused bit of the
-    last word for a token, and writes past the row.
-    """
-    bits = np.unpackbits(masks.numpy().view(np.uint8), axis=1, count=width, bitorder="little")
-    allowed = torch.ones(scores.shape, dtype=torch.bool)
-    allowed[indices, :width] = torch.from_numpy(bits.view(np.bool_))
-    allowed[indices, width:] = False
-    return scores.where(allowed, -torch.inf)
-
-
-def mask_with_kernel(
-    scores: torch.Tensor, masks: torch.Tensor, indices: list[int], width: int
-) -> torch.Tensor:
-    """Does the same as `mask_on_cpu` with scores on another device, masks still on CPU."""
-    masked = scores.clone()
-    # The kernel takes row i of the scores together with row i of the masks.
-    shape = (len(scores), masks.shape[1])
-    spread = torch.empty(shape, dtype=torch.int32, pin_memory=scores.is_cuda)
-    spread[indices] = masks
-    xgrammar.apply_token_bitmask_inplace(
-        masked, spread.to(scores.device, non_blocking=True), vocab_size=width, indices=indices
-    )
-    if scores.shape[1] > width:
-        masked[indices, width:] = -torch.inf
-    return masked
+    return grammar.width

@@ -44,31 +44,46 @@ class Policy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A compiled grammar, as `GrammarClient.compile` gives it. Shared by all its sequences.
+    """A compiled grammar, as `GrammarClient` gives it. Shared by all its sequences.
 
-    `unenforced` are the keywords of a schema that no mask enforces, `annotations` the formats, and
-    `compiled_source` is what the backend compiled: a form of the schema that means the same.
+    Attributes:
+        id: The content hash that names it.
+        spec: What was compiled.
+        tokenizer_id: The tokenizer it is for, with its `vocab_size` and `width` in tokens and its
+            `stop_token_ids`.
+        backend: The library that compiled it.
+        unenforced: The keywords of a schema that no mask enforces.
+        annotations: The formats that no mask enforces.
+        compiled_source: What the backend compiled: a form of the schema that means the same.
+        compile_ms: How long that took.
+        cached: Whether it was compiled before.
+        vocabulary: The tokenizer's tokens; None if it was asked for by id. With it, a service that
+            lost the tokenizer gets it again, and there is an in-process fallback.
     """
 
     id: str
     spec: GrammarSpec
-    vocabulary: Vocabulary = field(repr=False)
+    tokenizer_id: str
+    vocab_size: int
+    width: int
+    stop_token_ids: tuple[int, ...]
     backend: str
     unenforced: tuple[Unenforced, ...]
     annotations: tuple[Unenforced, ...]
     compiled_source: str = field(repr=False)
     compile_ms: float
     cached: bool
+    vocabulary: Vocabulary | None = field(repr=False)
 
     @property
     def words(self) -> int:
         """32-bit words of a mask."""
-        return (self.vocabulary.width + 31) // 32
+        return (self.width + 31) // 32
 
     @property
     def token_limit(self) -> int:
         """Token ids at or past this can't be produced, and are never allowed."""
-        return min(len(self.vocabulary.tokens), self.vocabulary.width)
+        return min(self.vocab_size, self.width)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +115,7 @@ class Row:
 
     def all_stop_tokens(self) -> list[int]:
         """The vocabulary's stop tokens and the row's, those that can be produced."""
-        stops = {*self.grammar.vocabulary.stop_token_ids, *self.stop_token_ids}
+        stops = {*self.grammar.stop_token_ids, *self.stop_token_ids}
         return sorted(token for token in stops if 0 <= token < self.grammar.token_limit)
 
 

@@ -14,17 +14,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19grammar/v1/grammars.proto\x12\ngrammar.v1\"\xd1\x01\n\x0eGrammarOptions\x12\x1b\n\x0emax_whitespace\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rclose_objects\x18\x02 \x01(\x08\x12\x18\n\x10\x61llow_unenforced\x18\x03 \x01(\x08\x12\x17\n\x0f\x66ixed_key_order\x18\x04 \x01(\x08\x12\x16\n\x0estrict_formats\x18\x05 \x01(\x08\x12\x16\n\x0eitem_separator\x18\x06 \x01(\t\x12\x15\n\rkey_separator\x18\x07 \x01(\tB\x11\n\x0f_max_whitespace\"\xa8\x01\n\x0bGrammarSpec\x12%\n\x04type\x18\x01 \x01(\x0e\x32\x17.grammar.v1.GrammarType\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0f\n\x07\x63hoices\x18\x03 \x03(\t\x12+\n\x07options\x18\x04 \x01(\x0b\x32\x1a.grammar.v1.GrammarOptions\x12$\n\x07\x62\x61\x63kend\x18\x05 \x01(\x0e\x32\x13.grammar.v1.Backend\".\n\nUnenforced\x12\x0f\n\x07pointer\x18\x01 \x01(\t\x12\x0f\n\x07keyword\x18\x02 \x01(\t\"\x80\x02\n\x07Grammar\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0ctokenizer_id\x18\x02 \x01(\t\x12$\n\x07\x62\x61\x63kend\x18\x03 \x01(\x0e\x32\x13.grammar.v1.Backend\x12\r\n\x05width\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12*\n\nunenforced\x18\x06 \x03(\x0b\x32\x16.grammar.v1.Unenforced\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12+\n\x0b\x61nnotations\x18\x08 \x03(\x0b\x32\x16.grammar.v1.Unenforced\x12\x17\n\x0f\x63ompiled_source\x18\t \x01(\t\"T\n\x15\x43ompileGrammarRequest\x12\x14\n\x0ctokenizer_id\x18\x01 \x01(\t\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.grammar.v1.GrammarSpec\"b\n\x16\x43ompileGrammarResponse\x12$\n\x07grammar\x18\x01 \x01(\x0b\x32\x13.grammar.v1.Grammar\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x08\x12\x12\n\ncompile_ms\x18\x03 \x01(\x01\"\'\n\x11GetGrammarRequest\x12\x12\n\ngrammar_id\x18\x01 \x01(\t\":\n\x12GetGrammarResponse\x12$\n\x07grammar\x18\x01 \x01(\x0b\x32\x13.grammar.v1.Grammar*\xe7\x01\n\x0bGrammarType\x12\x1c\n\x18GRAMMAR_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_TYPE_JSON_SCHEMA\x10\x01\x12\x1c\n\x18GRAMMAR_TYPE_JSON_OBJECT\x10\x02\x12\x16\n\x12GRAMMAR_TYPE_REGEX\x10\x03\x12\x17\n\x13GRAMMAR_TYPE_CHOICE\x10\x04\x12\x15\n\x11GRAMMAR_TYPE_EBNF\x10\x05\x12\x1f\n\x1bGRAMMAR_TYPE_STRUCTURAL_TAG\x10\x06\x12\x15\n\x11GRAMMAR_TYPE_LARK\x10\x07*f\n\x07\x42\x61\x63kend\x12\x17\n\x13\x42\x41\x43KEND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42\x41\x43KEND_XGRAMMAR\x10\x01\x12\x16\n\x12\x42\x41\x43KEND_LLGUIDANCE\x10\x02\x12\x14\n\x10\x42\x41\x43KEND_OUTLINES\x10\x03\x32\xb6\x01\n\x0eGrammarService\x12W\n\x0e\x43ompileGrammar\x12!.grammar.v1.CompileGrammarRequest\x1a\".grammar.v1.CompileGrammarResponse\x12K\n\nGetGrammar\x12\x1d.grammar.v1.GetGrammarRequest\x1a\x1e.grammar.v1.GetGrammarResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19grammar/v1/grammars.proto\x12\ngrammar.v1\"\xd1\x01\n\x0eGrammarOptions\x12\x1b\n\x0emax_whitespace\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x15\n\rclose_objects\x18\x02 \x01(\x08\x12\x18\n\x10\x61llow_unenforced\x18\x03 \x01(\x08\x12\x17\n\x0f\x66ixed_key_order\x18\x04 \x01(\x08\x12\x16\n\x0estrict_formats\x18\x05 \x01(\x08\x12\x16\n\x0eitem_separator\x18\x06 \x01(\t\x12\x15\n\rkey_separator\x18\x07 \x01(\tB\x11\n\x0f_max_whitespace\"\xa8\x01\n\x0bGrammarSpec\x12%\n\x04type\x18\x01 \x01(\x0e\x32\x17.grammar.v1.GrammarType\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0f\n\x07\x63hoices\x18\x03 \x03(\t\x12+\n\x07options\x18\x04 \x01(\x0b\x32\x1a.grammar.v1.GrammarOptions\x12$\n\x07\x62\x61\x63kend\x18\x05 \x01(\x0e\x32\x13.grammar.v1.Backend\".\n\nUnenforced\x12\x0f\n\x07pointer\x18\x01 \x01(\t\x12\x0f\n\x07keyword\x18\x02 \x01(\t\"\x94\x02\n\x07Grammar\x12\n\n\x02id\x18\x01 \x01(\t\x12\x14\n\x0ctokenizer_id\x18\x02 \x01(\t\x12$\n\x07\x62\x61\x63kend\x18\x03 \x01(\x0e\x32\x13.grammar.v1.Backend\x12\r\n\x05width\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12*\n\nunenforced\x18\x06 \x03(\x0b\x32\x16.grammar.v1.Unenforced\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12+\n\x0b\x61nnotations\x18\x08 \x03(\x0b\x32\x16.grammar.v1.Unenforced\x12\x17\n\x0f\x63ompiled_source\x18\t \x01(\t\x12\x12\n\nvocab_size\x18\n \x01(\r\"T\n\x15\x43ompileGrammarRequest\x12\x14\n\x0ctokenizer_id\x18\x01 \x01(\t\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.grammar.v1.GrammarSpec\"b\n\x16\x43ompileGrammarResponse\x12$\n\x07grammar\x18\x01 \x01(\x0b\x32\x13.grammar.v1.Grammar\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x08\x12\x12\n\ncompile_ms\x18\x03 \x01(\x01\"\'\n\x11GetGrammarRequest\x12\x12\n\ngrammar_id\x18\x01 \x01(\t\"a\n\x12GetGrammarResponse\x12$\n\x07grammar\x18\x01 \x01(\x0b\x32\x13.grammar.v1.Grammar\x12%\n\x04spec\x18\x02 \x01(\x0b\x32\x17.grammar.v1.GrammarSpec*\xe7\x01\n\x0bGrammarType\x12\x1c\n\x18GRAMMAR_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_TYPE_JSON_SCHEMA\x10\x01\x12\x1c\n\x18GRAMMAR_TYPE_JSON_OBJECT\x10\x02\x12\x16\n\x12GRAMMAR_TYPE_REGEX\x10\x03\x12\x17\n\x13GRAMMAR_TYPE_CHOICE\x10\x04\x12\x15\n\x11GRAMMAR_TYPE_EBNF\x10\x05\x12\x1f\n\x1bGRAMMAR_TYPE_STRUCTURAL_TAG\x10\x06\x12\x15\n\x11GRAMMAR_TYPE_LARK\x10\x07*f\n\x07\x42\x61\x63kend\x12\x17\n\x13\x42\x41\x43KEND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42\x41\x43KEND_XGRAMMAR\x10\x01\x12\x16\n\x12\x42\x41\x43KEND_LLGUIDANCE\x10\x02\x12\x14\n\x10\x42\x41\x43KEND_OUTLINES\x10\x03\x32\xb6\x01\n\x0eGrammarService\x12W\n\x0e\x43ompileGrammar\x12!.grammar.v1.CompileGrammarRequest\x1a\".grammar.v1.CompileGrammarResponse\x12K\n\nGetGrammar\x12\x1d.grammar.v1.GetGrammarRequest\x1a\x1e.grammar.v1.GetGrammarResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'engine_client.wire.grammars_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GRAMMARTYPE']._serialized_start=1019
-  _globals['_GRAMMARTYPE']._serialized_end=1250
-  _globals['_BACKEND']._serialized_start=1252
-  _globals['_BACKEND']._serialized_end=1354
+  _globals['_GRAMMARTYPE']._serialized_start=1078
+  _globals['_GRAMMARTYPE']._serialized_end=1309
+  _globals['_BACKEND']._serialized_start=1311
+  _globals['_BACKEND']._serialized_end=1413
   _globals['_GRAMMAROPTIONS']._serialized_start=42
   _globals['_GRAMMAROPTIONS']._serialized_end=251
   _globals['_GRAMMARSPEC']._serialized_start=254
@@ -32,15 +32,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNENFORCED']._serialized_start=424
   _globals['_UNENFORCED']._serialized_end=470
   _globals['_GRAMMAR']._serialized_start=473
-  _globals['_GRAMMAR']._serialized_end=729
-  _globals['_COMPILEGRAMMARREQUEST']._serialized_start=731
-  _globals['_COMPILEGRAMMARREQUEST']._serialized_end=815
-  _globals['_COMPILEGRAMMARRESPONSE']._serialized_start=817
-  _globals['_COMPILEGRAMMARRESPONSE']._serialized_end=915
-  _globals['_GETGRAMMARREQUEST']._serialized_start=917
-  _globals['_GETGRAMMARREQUEST']._serialized_end=956
-  _globals['_GETGRAMMARRESPONSE']._serialized_start=958
-  _globals['_GETGRAMMARRESPONSE']._serialized_end=1016
-  _globals['_GRAMMARSERVICE']._serialized_start=1357
-  _globals['_GRAMMARSERVICE']._serialized_end=1539
+  _globals['_GRAMMAR']._serialized_end=749
+  _globals['_COMPILEGRAMMARREQUEST']._serialized_start=751
+  _globals['_COMPILEGRAMMARREQUEST']._serialized_end=835
+  _globals['_COMPILEGRAMMARRESPONSE']._serialized_start=837
+  _globals['_COMPILEGRAMMARRESPONSE']._serialized_end=935
+  _globals['_GETGRAMMARREQUEST']._serialized_start=937
+  _globals['_GETGRAMMARREQUEST']._serialized_end=976
+  _globals['_GETGRAMMARRESPONSE']._serialized_start=978
+  _globals['_GETGRAMMARRESPONSE']._serialized_end=1075
+  _globals['_GRAMMARSERVICE']._serialized_start=1416
+  _globals['_GRAMMARSERVICE']._serialized_end=1598
 # @@protoc_insertion_point(module_scope)

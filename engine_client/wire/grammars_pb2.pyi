@@ -77,7 +77,7 @@ class Unenforced(_message.Message):
     def __init__(self, pointer: _Optional[str] = ..., keyword: _Optional[str] = ...) -> None: ...
 
 class Grammar(_message.Message):
-    __slots__ = ("id", "tokenizer_id", "backend", "width", "stop_token_ids", "unenforced", "memory_bytes", "annotations", "compiled_source")
+    __slots__ = ("id", "tokenizer_id", "backend", "width", "stop_token_ids", "unenforced", "memory_bytes", "annotations", "compiled_source", "vocab_size")
     ID_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_ID_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class Grammar(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     ANNOTATIONS_FIELD_NUMBER: _ClassVar[int]
     COMPILED_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     id: str
     tokenizer_id: str
     backend: Backend
@@ -96,7 +97,8 @@ class Grammar(_message.Message):
     memory_bytes: int
     annotations: _containers.RepeatedCompositeFieldContainer[Unenforced]
     compiled_source: str
-    def __init__(self, id: _Optional[str] = ..., tokenizer_id: _Optional[str] = ..., backend: _Optional[_Union[Backend, str]] = ..., width: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., unenforced: _Optional[_Iterable[_Union[Unenforced, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., annotations: _Optional[_Iterable[_Union[Unenforced, _Mapping]]] = ..., compiled_source: _Optional[str] = ...) -> None: ...
+    vocab_size: int
+    def __init__(self, id: _Optional[str] = ..., tokenizer_id: _Optional[str] = ..., backend: _Optional[_Union[Backend, str]] = ..., width: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., unenforced: _Optional[_Iterable[_Union[Unenforced, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., annotations: _Optional[_Iterable[_Union[Unenforced, _Mapping]]] = ..., compiled_source: _Optional[str] = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class CompileGrammarRequest(_message.Message):
     __slots__ = ("tokenizer_id", "spec")
@@ -123,7 +125,9 @@ class GetGrammarRequest(_message.Message):
     def __init__(self, grammar_id: _Optional[str] = ...) -> None: ...
 
 class GetGrammarResponse(_message.Message):
-    __slots__ = ("grammar",)
+    __slots__ = ("grammar", "spec")
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
     grammar: Grammar
-    def __init__(self, grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+    spec: GrammarSpec
+    def __init__(self, grammar: _Optional[_Union[Grammar, _Mapping]] = ..., spec: _Optional[_Union[GrammarSpec, _Mapping]] = ...) -> None: ...

@@ -127,7 +127,9 @@ class Stepping:
 def _judge(text: _Text, outcome: Outcome, mask: Mask, note: Note) -> Report | None:
     """The report of a text that is settled; None, and one more token is taken."""
     tokens, taken = text.tokens, len(text.taken)
-    vocabulary = text.case.grammar.vocabulary
+    grammar = text.case.grammar
+    vocabulary = grammar.vocabulary
+    assert vocabulary is not None  # it was compiled here
     if outcome is Outcome.REJECTED:
         named = _named(vocabulary, tokens[note.accepted])
         why = f"token {note.accepted} ({named}) was refused though its mask bit was set"
@@ -144,7 +146,7 @@ def _judge(text: _Text, outcome: Outcome, mask: Mask, note: Note) -> Report | No
         why = f"token {taken} ({_named(vocabulary, token)}) isn't allowed"
         return _refused(taken, f"{why}; {_alternatives(vocabulary, mask)}")
     may_end = outcome in (Outcome.COMPLETE, Outcome.TERMINATED)
-    if may_end or any(_allows(mask, token) for token in vocabulary.stop_token_ids):
+    if may_end or any(_allows(mask, token) for token in grammar.stop_token_ids):
         return {"accepted": True, "at": None, "why": None}
     why = "all tokens are allowed, but the grammar can't end after the last"
     return _refused(None, f"{why}; {_alternatives(vocabulary, mask)}")

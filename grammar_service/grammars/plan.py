@@ -26,6 +26,7 @@ from grammar_service.grammars.regex import (
 )
 from grammar_service.grammars.schema import (
     Limits,
+    Rules,
     candidates,
     check,
     forms,
@@ -208,9 +209,9 @@ def _plan_schema(spec: GrammarSpec, limits: Limits) -> Plan:
     rewritten = rewrite(schema, check(schema, limits), spec.close_objects)
     found = candidates(
         rewritten,
-        _asked(spec, _SCHEMA_SPEAKERS),
+        [backend for backend in _asked(spec, _SCHEMA_SPEAKERS) if _separates(spec, backend)],
         strict_formats=spec.strict_formats,
-        any_order=not spec.fixed_key_order,
+        fixed_order=spec.fixed_key_order,
     )
     attempts = tuple(
         Attempt(
@@ -220,7 +221,6 @@ def _plan_schema(spec: GrammarSpec, limits: Limits) -> Plan:
             candidate.annotations,
         )
         for candidate in found
-        if _separates(spec, candidate.backend)
     )
     if not attempts:
         raise Invalid("SPEC_UNSUPPORTED", f"{spec.backend} can't have separators of its own")
@@ -229,11 +229,13 @@ def _plan_schema(spec: GrammarSpec, limits: Limits) -> Plan:
         best = attempts[0]
         if best.unenforced:
             return unenforced_error(best)
-        named = refusal(errors[0].message, rewritten)
+        # What is said of rules has pointers into their parts.
+        error = errors[sum(isinstance(form, Rules) for form in found[0].schemas)]
+        named = refusal(error.message, rewritten)
         return Invalid(
             "SPEC_UNENFORCED",
             f"{named.keyword} at {named.pointer or '/'} isn't enforced by any backend: "
-            f"{errors[0].message}",
+            f"{error.message}",
             (named,),
         )
 
@@ -262,4 +264,8 @@ def _separates(spec: GrammarSpec, backend: str) -> bool:
 
 
 def _as_schema(spec: GrammarSpec, form: object) -> GrammarSpec:
-    return dataclasses.replace(spec, type=GrammarType.JSON_SCHEMA, source=dump_json(form))
+    if isinstance(form, Rules):
+        source = form.text(spec.max_whitespace, spec.item_separator, spec.key_separator)
+    else:
+        source = dump_json(form)
+    return dataclasses.replace(spec, type=GrammarType.JSON_SCHEMA, source=source)

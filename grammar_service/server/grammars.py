@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 
 import grpc
 
-from engine_client.spec import DEFAULT_MAX_WHITESPACE, GrammarSpec, GrammarType
+from engine_client.spec import GrammarSpec
+from engine_client.translate import BACKENDS, spec_from_wire, spec_to_wire
 from engine_client.vocabulary import Vocabulary
 from engine_client.wire import grammars_pb2, tokenizers_pb2
 from engine_client.wire.grammars_pb2_grpc import GrammarServiceServicer
@@ -18,23 +19,6 @@ from grammar_service.server.status import abort
 from grammar_service.settings import ServiceSettings
 
 _MAX_VOCABULARY = 1 << 22
-
-_TYPES = {
-    grammars_pb2.GRAMMAR_TYPE_JSON_SCHEMA: GrammarType.JSON_SCHEMA,
-    grammars_pb2.GRAMMAR_TYPE_JSON_OBJECT: GrammarType.JSON_OBJECT,
-    grammars_pb2.GRAMMAR_TYPE_REGEX: GrammarType.REGEX,
-    grammars_pb2.GRAMMAR_TYPE_CHOICE: GrammarType.CHOICE,
-    grammars_pb2.GRAMMAR_TYPE_EBNF: GrammarType.EBNF,
-    grammars_pb2.GRAMMAR_TYPE_STRUCTURAL_TAG: GrammarType.STRUCTURAL_TAG,
-    grammars_pb2.GRAMMAR_TYPE_LARK: GrammarType.LARK,
-}
-_BACKENDS = {
-    grammars_pb2.BACKEND_UNSPECIFIED: "auto",
-    grammars_pb2.BACKEND_XGRAMMAR: "xgrammar",
-    grammars_pb2.BACKEND_LLGUIDANCE: "llguidance",
-    grammars_pb2.BACKEND_OUTLINES: "outlines",
-}
-_BACKENDS_BY_NAME = {name: value for value, name in _BACKENDS.items()}
 
 
 class TokenizerService(TokenizerServiceServicer):
@@ -157,37 +141,24 @@ class GrammarService(GrammarServiceServicer):
             grammar = self._catalog.get(request.grammar_id)
         except ServiceError as error:
             abort(context, error)
-        return grammars_pb2.GetGrammarResponse(grammar=_grammar(grammar))
+        return grammars_pb2.GetGrammarResponse(
+            grammar=_grammar(grammar), spec=spec_to_wire(grammar.spec)
+        )
 
 
 def _spec(spec: grammars_pb2.GrammarSpec) -> GrammarSpec:
-    if spec.type not in _TYPES:
-        raise Invalid("SPEC_UNSUPPORTED", f"grammar type {spec.type} isn't known to this service")
-    if spec.backend not in _BACKENDS:
-        raise Invalid("SPEC_UNSUPPORTED", f"backend {spec.backend} isn't known to this service")
-    options = spec.options
-    return GrammarSpec(
-        type=_TYPES[spec.type],
-        source=spec.source,
-        choices=tuple(spec.choices),
-        max_whitespace=(
-            options.max_whitespace if options.HasField("max_whitespace") else DEFAULT_MAX_WHITESPACE
-        ),
-        close_objects=options.close_objects,
-        allow_unenforced=options.allow_unenforced,
-        fixed_key_order=options.fixed_key_order,
-        strict_formats=options.strict_formats,
-        item_separator=options.item_separator or ",",
-        key_separator=options.key_separator or ":",
-        backend=_BACKENDS[spec.backend],
-    )
+    try:
+        return spec_from_wire(spec)
+    except ValueError as error:
+        raise Invalid("SPEC_UNSUPPORTED", str(error)) from None
 
 
 def _grammar(grammar: Grammar) -> grammars_pb2.Grammar:
     return grammars_pb2.Grammar(
         id=grammar.id,
         tokenizer_id=grammar.vocabulary.id,
-        backend=_BACKENDS_BY_NAME[grammar.backend.name],
+        backend=BACKENDS[grammar.backend.name],
+        vocab_size=len(grammar.vocabulary.tokens),
         width=grammar.vocabulary.width,
         stop_token_ids=grammar.vocabulary.stop_token_ids,
         unenforced=_named(grammar.unenforced),

@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, Stoppin
 
 from engine_client import Grammar, GrammarClient, GrammarSpec, Outcome, Policy, UsageError
 from engine_client.in_process import compile_spec
-from engine_client.transformers import GrammarLogitsProcessor, mask_on_cpu, mask_with_kernel
+from engine_client.logits import mask_on_cpu, mask_with_kernel
+from engine_client.transformers import GrammarLogitsProcessor
 from engine_client.types import Note, Row, StepResult
 from tests.support import running_service, toy, wait_until
 

@@ -261,6 +261,23 @@ def test_separators(client: GrammarClient, backend: str) -> None:
     assert takes(client, spec, texts) == texts[:1]
 
 
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("separator", [";.", "|", "\\", "//", "\n", "#-"])
+def test_separators_are_no_expressions(client: GrammarClient, fixed: bool, separator: str) -> None:
+    spec = GrammarSpec.json_schema(
+        SPACED,
+        item_separator=separator,
+        max_whitespace=0,
+        fixed_key_order=fixed,
+        backend="llguidance",
+    )
+    parts = ['{"a":1', '"b":[1', "2]}"]
+    wrong = [separator[:-1] + "x", ""]
+    assert takes(client, spec, [s.join(parts) for s in (separator, *wrong)]) == [
+        separator.join(parts)
+    ]
+
+
 def test_separators_go_with_no_white_space(client: GrammarClient) -> None:
     spec = GrammarSpec.json_schema(SPACED, key_separator=" : ")
     assert refusal_of(client, spec).reason == "SPEC_INVALID"

@@ -231,7 +231,10 @@ def _xgrammar_schema(grammar: Grammar) -> Make:
 def _llguidance_schema(grammar: Grammar) -> Make:
     assert grammar.backend == "llguidance"
     white = rf"[\x20\x0A\x0D\x09]{{1,{grammar.spec.max_whitespace}}}"
-    schema = json.loads(grammar.compiled_source)
+    source = grammar.compiled_source
+    if not source.startswith("{"):  # in Lark already
+        return lambda stops: LLGuidance(source, stops)
+    schema = json.loads(source)
     schema["x-guidance"] = {"whitespace_flexible": True, "whitespace_pattern": white}
     return lambda stops: LLGuidance(f"start: %json {json.dumps(schema)}", stops)
 

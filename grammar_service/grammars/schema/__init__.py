@@ -7,6 +7,7 @@ for candidate in candidates(rewritten):
         ...  # compile one of candidate.schemas with candidate.backend; on a refusal take the next
 """
 
+from grammar_service.grammars.schema.any_order import Rules
 from grammar_service.grammars.schema.check import Limits, check
 from grammar_service.grammars.schema.enforcement import (
     BACKENDS,
@@ -25,5 +26,5 @@ __all__ = [
     "rewrite", "Rewritten",
     "candidates", "Candidate", "BACKENDS",
     "unenforced", "unenforced_formats", "refusal",
-    "forms", "llguidance_overrides",
+    "forms", "Rules", "llguidance_overrides",
 ]  # fmt: skip

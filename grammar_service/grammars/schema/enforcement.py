@@ -7,8 +7,8 @@ the side of naming: what is enforced in some shapes only is named in all others.
 llguidance refuses what it doesn't know, so most of its rules only foretell that, with a pointer.
 
 One gap isn't named, since it would name every open object: with xgrammar, and with llguidance
-beside `patternProperties`, a declared key written with an escape (`"\u0061"` for `"a"`) counts as
-an additional one. No model writes so unless it is made to.
+beside `patternProperties` in an open object, a declared key written with an escape (`"\u0061"` for
+`"a"`) counts as an additional one. No model writes so unless it is made to.
 """
 
 import re

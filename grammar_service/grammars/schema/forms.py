@@ -9,19 +9,22 @@ llguidance 1.9.1
 - Keys of additional properties may be spelled with escapes, and so a declared key in disguise
   (`"\u0061"` for `"a"`) would be taken as an additional one. Keys of patternProperties have one
   spelling, so additional properties become those of the pattern that matches every name.
-- Declared keys come in one order, and those of patternProperties in any, after them. So each object
-  has two ways: the keys in the order of `properties`; or first the required ones, as `required` has
-  them, then all others in any order, each as a pattern of its one name. In the second way an
-  optional key may come twice, with a value that its schema allows each time; a closed object has no
-  more keys than names, so that a model can't repeat them without end.
+- Declared keys come in one order, and those of patternProperties in any, after them. So the first
+  form is in another language, where keys come in any order (`any_order`). What can't be said there
+  stays a schema, in the forms below; and where the library refuses the first, they are the next.
+- As a schema, each object has two ways: the keys in the order of `properties`; or first the
+  required ones, as `required` has them, then all others in any order, each as a pattern of its one
+  name. In the second way an optional key may come twice, with a value that its schema allows each
+  time; a closed object has no more keys than names, so that a model can't repeat them without end.
 """
 
 import json
-import re
 from enum import Enum
+from functools import partial
 from typing import Any
 
-from grammar_service.grammars.schema import regex_sets
+from grammar_service.grammars.schema import names, regex_sets
+from grammar_service.grammars.schema.any_order import Rules, any_order
 from grammar_service.grammars.schema.formats import PATTERNS
 from grammar_service.grammars.schema.modern import APPLICATORS
 from grammar_service.grammars.schema.patterns import for_library
@@ -30,29 +33,32 @@ from grammar_service.grammars.schema.walk import Node, escape
 LLGUIDANCE_FORMATS = frozenset({
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 })  # fmt: skip
-_MOST_NAMES = 500
-_PLAIN_NAME = re.compile(r"^[^\x00-\x1f\x7f]{1,64}$")
-"""Names that fit into an expression; it is as deep as they are long."""
 _HOISTED = 60
 """Bytes of a property's schema from which on it becomes a definition rather than a copy."""
 
 
-def forms(schema: Any, backend: str, any_order: bool = True) -> list[Any]:
+def forms(schema: Any, backend: str, fixed_order: bool = False) -> list[Any | Rules]:
     """What a library is given for a rewritten schema: the first of these that it doesn't refuse.
 
     Args:
         schema: The schema, rewritten.
         backend: The library's name.
-        any_order: Whether optional keys may come in any order where the library can do that. If
-            not, keys come in the order of `properties`, or the required ones first.
+        fixed_order: Whether keys come in the order of `properties`, or the required ones first,
+            only, and not in any order where the library can do that.
     """
     schema = for_library(schema, backend)
     if backend != "llguidance":
         return [schema]
     # Where objects are to be intersected, llguidance can't have them as it can elsewhere.
-    ways = [_Orders.ANY, _Orders.TWO, _Orders.ONE]
-    found = [_Llguidance(way).form(schema) for way in (ways if any_order else ways[1:])]
+    ways = [_Orders.TWO, _Orders.ONE] if fixed_order else [_Orders.ANY, _Orders.TWO, _Orders.ONE]
+    found: list[Any] = [_form(way, schema) for way in ways]
+    if not fixed_order:
+        found = [*any_order(schema, [partial(_form, way) for way in ways]), *found]
     return [item for i, item in enumerate(found) if item not in found[:i]]
+
+
+def _form(way: "_Orders", schema: Any) -> Any:
+    return _Llguidance(way).form(schema)
 
 
 class _Orders(Enum):
@@ -132,7 +138,9 @@ class _Llguidance:
                 return node
             free["patternProperties"] = patterns
             if "patternProperties" not in node:
-                free["maxProperties"] = min(len(properties), node.get("maxProperties", _MOST_NAMES))
+                free["maxProperties"] = min(
+                    len(properties), node.get("maxProperties", names.MOST_NAMES)
+                )
             if not required:
                 del free["properties"]
         elif list(properties) == [*required, *optional]:
@@ -164,35 +172,17 @@ def _patterns(node: Node, optional: dict[str, Any]) -> dict[str, Any] | None:
 
     Patterns have to be disjoint, so the one for all other names leaves out the declared ones.
     """
-    names = list(node["properties"])
-    if len(names) > _MOST_NAMES or any(not _PLAIN_NAME.match(name) for name in names):
+    declared = list(node["properties"])
+    if not names.fit(declared):
         return None
     patterns = {
-        f"^{_escaped(name)}$": schema for name, schema in optional.items() if schema is not False
+        names.just(name): schema for name, schema in optional.items() if schema is not False
     }
     for pattern, schema in node.get("patternProperties", {}).items():
         if pattern == "":
-            patterns[f"^{_other_than(frozenset(names))}$"] = schema
+            patterns[names.other_than(declared)] = schema
         elif all(regex_sets.disjoint(pattern, regex_sets.literal(name)) for name in optional):
             patterns[pattern] = schema
         else:
             return None
     return patterns
-
-
-def _other_than(words: frozenset[str]) -> str:
-    """An expression for every text but some, which are none of them empty at the first call."""
-    if not words:
-        return "(?s:.*)"
-    starts: dict[str, set[str]] = {}
-    for word in words:
-        if word:
-            starts.setdefault(word[0], set()).add(word[1:])
-    branches = [_escaped(first) + _other_than(frozenset(starts[first])) for first in sorted(starts)]
-    others = "".join(map(_escaped, sorted(starts)))
-    branches.append(f"[^{others}](?s:.*)" if others else "(?s:.+)")
-    return f"(?:{'|'.join(branches)})" + ("" if "" in words else "?")
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"[][\\^$.|?*+(){}/&~#-]", r"\\\g<0>", text)

@@ -31,7 +31,7 @@ def candidates(
     rewritten: Rewritten,
     backends: Sequence[str] = BACKENDS,
     strict_formats: bool = False,
-    any_order: bool = True,
+    fixed_order: bool = False,
 ) -> list[Candidate]:
     """The libraries for a schema: first those that enforce all of it, in the order given.
 
@@ -42,7 +42,7 @@ def candidates(
         rewritten: The schema.
         backends: Names of libraries, the preferred first.
         strict_formats: Formats that aren't enforced count as unenforced.
-        any_order: Whether optional keys may come in any order; see `forms`.
+        fixed_order: Whether keys come in one order only; see `forms`.
     """
     found = []
     for backend in backends:
@@ -51,7 +51,7 @@ def candidates(
         found.append(
             Candidate(
                 backend=backend,
-                schemas=tuple(forms(rewritten.schema, backend, any_order)),
+                schemas=tuple(forms(rewritten.schema, backend, fixed_order)),
                 unenforced=tuple(missing + formats if strict_formats else missing),
                 annotations=tuple(formats),
             )

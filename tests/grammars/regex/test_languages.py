@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +56,7 @@ def _spelled(text: str) -> str:
 @given(pattern=expressions, seed=st.integers(0, 1 << 30))
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_what_xgrammar_admits_is_json_and_matches(pattern: str, seed: int) -> None:
+    schema: Any
     (schema,) = forms({"type": "string", "pattern": pattern}, "xgrammar")
     compiled = compile_spec(GrammarSpec.json_schema(schema), BYTES)
     rng, mask = random.Random(seed), torch.zeros((1, 9), dtype=torch.int32)

@@ -13,7 +13,7 @@ from outlines_core.json_schema import (
 
 from engine_client.in_process import compile_spec
 from engine_client.spec import GrammarSpec
-from grammar_service.grammars.schema import llguidance_overrides
+from grammar_service.grammars.schema import Rules, llguidance_overrides
 from tests.support import toy
 
 _TOKENS = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
@@ -57,9 +57,12 @@ class Texts:
         return bool(getattr(self, f"_accepts_{self._backend}")(text.encode()))
 
     def _compile_llguidance(self, schema: Any) -> llguidance.LLMatcher:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(
-            json.dumps(schema), overrides=cast(Any, llguidance_overrides(8))
-        )
+        if isinstance(schema, Rules):
+            grammar = schema.text(8, ",", ":")
+        else:
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(
+                json.dumps(schema), overrides=cast(Any, llguidance_overrides(8))
+            )
         matcher = llguidance.LLMatcher(_llguidance_tokenizer(), grammar, log_level=0)
         if matcher.is_error():
             raise Refused(matcher.get_error())
