@@ -175,10 +175,10 @@ def _compile(grammar: Grammar) -> Callable[[list[int]], _Matcher]:
 
 def _compiled_spec(grammar: Grammar) -> GrammarSpec:
     """What the service's backend compiled, so that the masks here are the same."""
-    if grammar.spec.type not in (GrammarType.JSON_SCHEMA, GrammarType.JSON_OBJECT):
-        return grammar.spec
-    source = grammar.compiled_source
-    return dataclasses.replace(grammar.spec, type=GrammarType.JSON_SCHEMA, source=source)
+    kind = grammar.spec.type
+    if kind is GrammarType.JSON_OBJECT:
+        kind = GrammarType.JSON_SCHEMA
+    return dataclasses.replace(grammar.spec, type=kind, source=grammar.compiled_source)
 
 
 def mask_of(token_ids: Iterable[int], step: PendingStep) -> "torch.Tensor":

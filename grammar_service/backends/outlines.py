@@ -10,7 +10,6 @@ import struct
 import threading
 from collections.abc import Sequence
 from importlib.metadata import version
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,8 @@ import torch
 from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.vocabulary import Vocabulary
 from grammar_service.errors import Invalid
+from grammar_service.grammars.regex import RegexError, read, write
+from grammar_service.grammars.regex.tree import nonempty, nullable
 from grammar_service.masks.layout import Row, row_of
 
 _MATCHER_BYTES = 400
@@ -99,11 +100,15 @@ class OutlinesBackend:
         from outlines_core import Vocabulary as Tokens
 
         spare, ids = _by_bytes(vocabulary)
+        pattern, may_be_empty = _regex(spec)
         try:
-            index = Index(_regex(spec), Tokens(spare, ids))
+            # The library takes the first alternative that matches, and no longer one; with a $ none
+            # matches before the end. It can't have one at the very start, so the pattern is one
+            # for all texts but the empty one.
+            index = Index(f"(?:{pattern})$", Tokens(spare, ids))
         except Exception as error:  # the library raises no narrower class
             raise Invalid("SPEC_UNSUPPORTED", f"outlines: {str(error)[:1000]}") from None
-        return _table(index, spare)
+        return _table(index, spare, may_be_empty)
 
     def load(self, artifact: bytes, spec: GrammarSpec, vocabulary: Vocabulary) -> _Compiled:
         """Takes in a table. Raises ValueError for one that is cut short."""
@@ -187,45 +192,45 @@ def _by_bytes(vocabulary: Vocabulary) -> tuple[int, dict[bytes, list[int]]]:
     return max(len(vocabulary.tokens), vocabulary.width), ids
 
 
-def _table(index: "object", end: int) -> bytes:
-    """The library's index as arrays; its start becomes state 0, its end token goes."""
+def _table(index: "object", end: int, may_be_empty: bool) -> bytes:
+    """The library's index as arrays; its end token goes.
+
+    State 0 is a copy of its start, to which others may lead, so that it alone says whether the text
+    may be empty.
+    """
     transitions: dict[int, dict[int, int]] = index.get_transitions()  # type: ignore[attr-defined]
     finals: set[int] = index.get_final_states()  # type: ignore[attr-defined]
     start: int = index.get_initial_state()  # type: ignore[attr-defined]
-    names = {start: 0}
-    for state in sorted({*transitions, *finals} - {start}):
-        names[state] = len(names)
+    states = [start, *sorted({start, *transitions, *finals})]
+    names = {state: number for number, state in enumerate(states)}
     starts, tokens, targets = [0], [], []
-    for state in names:
+    for state in states:
         edges = sorted((t, s) for t, s in transitions.get(state, {}).items() if t != end)
         tokens += [token for token, _ in edges]
         targets += [names[target] for _, target in edges]
         starts.append(len(tokens))
-    final = [int(state in finals) for state in names]
+    final = [int(may_be_empty), *(int(state in finals) for state in states[1:])]
     numbers: npt.NDArray[np.uint32] = np.array([*starts, *final, *tokens, *targets], dtype="<u4")
-    return struct.pack("<II", len(names), len(tokens)) + numbers.tobytes()
+    return struct.pack("<II", len(states), len(tokens)) + numbers.tobytes()
 
 
-def _regex(spec: GrammarSpec) -> str:
-    """The spec as a regular expression in the library's dialect (Rust's regex-automata)."""
+def _regex(spec: GrammarSpec) -> tuple[str, bool]:
+    """An expression for the spec's texts but the empty one, and whether that is one of them."""
     match spec.type:
         case GrammarType.REGEX:
-            return spec.source
+            try:
+                tree = read(spec.source)
+            except RegexError as error:
+                raise Invalid("SPEC_INVALID", f"outlines: {error}") from None
+            return write(nonempty(tree)), nullable(tree)
         case GrammarType.CHOICE:
-            # The library takes the first alternative that matches, and no longer one after it.
-            ordered = sorted(spec.choices)
-            for choice, after in pairwise(ordered):
-                if after.startswith(choice) and after != choice:
-                    raise Invalid(
-                        "SPEC_UNSUPPORTED", f"outlines can't have both {choice!r} and {after!r}"
-                    )
-            return "|".join(_literal(choice) for choice in ordered)
+            return "|".join(map(_literal, spec.choices)), False
         case GrammarType.JSON_SCHEMA:
             from outlines_core.json_schema import build_regex_from_schema
 
             white = f"{_WHITE_SPACE}{{0,{spec.max_whitespace}}}"
             try:
-                return str(build_regex_from_schema(spec.source, white))
+                return str(build_regex_from_schema(spec.source, white)), False
             except Exception as error:  # the library raises no narrower class
                 raise Invalid("SPEC_UNSUPPORTED", f"outlines: {str(error)[:1000]}") from None
         case _:

@@ -20,11 +20,20 @@ from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.vocabulary import Vocabulary
 from grammar_service.backends import NAMES, Backend
 from grammar_service.errors import Invalid, Unenforced
+from grammar_service.grammars.regex import (
+    NOTHING,
+    Malformed,
+    Node,
+    RegexError,
+    read,
+    write,
+)
 from grammar_service.grammars.schema import (
     Limits,
     Rules,
     candidates,
     check,
+    forms,
     refusal,
     rewrite,
     unenforced,
@@ -119,9 +128,13 @@ def plan(spec: GrammarSpec, limits: Limits, allowed: Collection[str] = NAMES) ->
             f"{who} speaks {spec.type}; {' or '.join(_SPEAKERS[spec.type])} would",
         )
 
-    attempts = tuple(Attempt(backend, (spec,)) for backend in backends)
-    if spec.type is GrammarType.STRUCTURAL_TAG:
+    if spec.type is GrammarType.REGEX:
+        form = dataclasses.replace(spec, source=write(_read(spec.source)))
+        attempts = tuple(Attempt(backend, (form,)) for backend in backends)
+    elif spec.type is GrammarType.STRUCTURAL_TAG:
         attempts = (_attempt_tag(spec, limits),)
+    else:
+        attempts = tuple(Attempt(backend, (spec,)) for backend in backends)
 
     def refused(errors: list[Invalid]) -> Invalid:
         if attempts[0].unenforced and not errors:
@@ -129,6 +142,18 @@ def plan(spec: GrammarSpec, limits: Limits, allowed: Collection[str] = NAMES) ->
         return Invalid("SPEC_INVALID", f"expected {_DIALECTS[spec.type]}: {errors[0].message}")
 
     return Plan(attempts, refused)
+
+
+def _read(pattern: str, place: str = "") -> Node:
+    """The tree of a regular expression. Raises Invalid, whose message begins with the place."""
+    try:
+        tree = read(pattern)
+        if tree == NOTHING:
+            raise Malformed("no text matches it; look for an empty class, []")
+    except RegexError as error:
+        dialect = _DIALECTS[GrammarType.REGEX]
+        raise Invalid("SPEC_INVALID", f"{place}expected {dialect}: {error}") from None
+    return tree
 
 
 def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
@@ -149,6 +174,8 @@ def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
         if not isinstance(node, dict):
             continue
         stack += [(f"{pointer}/{key}", item) for key, item in node.items() if key != "json_schema"]
+        if node.get("type") == "regex" and isinstance(node.get("pattern"), str):
+            node["pattern"] = write(_read(node["pattern"], f"{pointer}/pattern: "))
         if node.get("type") != "json_schema" or "json_schema" not in node:
             continue
         schema = node["json_schema"]
@@ -158,7 +185,7 @@ def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
         formats += [Unenforced(at + p, k) for p, k in unenforced_formats(rewritten, "xgrammar")]
         if node.get("style", "json") == "json":
             # What isn't closed has to say so: in tags, xgrammar closes it otherwise.
-            node["json_schema"] = _opened(rewritten.schema)
+            node["json_schema"] = _opened(forms(rewritten.schema, "xgrammar")[0])
     bound = dataclasses.replace(spec, source=dump_json(tag))
     if spec.strict_formats:
         missing += formats

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import unicodedata
 from typing import Any, NoReturn
 
 from engine_client.spec import GrammarSpec, GrammarType
@@ -15,6 +16,8 @@ from grammar_service.errors import Invalid
 from grammar_service.grammars.schema.normalise import normalise
 
 MAX_WHITESPACE = 1000
+_READING = 2
+"""Goes up when specs come to mean something else, so that ids tell the two apart."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _JSON_TYPES = {GrammarType.JSON_SCHEMA, GrammarType.STRUCTURAL_TAG}
@@ -28,7 +31,9 @@ def grammar_id(spec: GrammarSpec, tokenizer_id: str, versions: str) -> str:
     source = spec.source
     if spec.type is GrammarType.JSON_SCHEMA:
         source = dump_json(normalise(parse_json(source)))
-    parts = [*dataclasses.astuple(dataclasses.replace(spec, source=source)), tokenizer_id, versions]
+    options = dataclasses.astuple(dataclasses.replace(spec, source=source))
+    # Python's Unicode says what \p{…} is.
+    parts = [*options, tokenizer_id, versions, _READING, unicodedata.unidata_version]
     text = json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     return f"gra-{digest[:32]}"

@@ -1,5 +1,6 @@
 """Regular expressions, EBNF, Lark and choices: reduced public reports."""
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from tests.cases import Request
 from tests.cases.test_schemas import BYTES, Case, accepts, assert_admits
 from tests.support import allowed, toy
 
+BACKENDS = ["xgrammar", "llguidance", "outlines"]
 _OCTET = r"(25[0-5]|(2[0-4]|1\d|[1-9]|)\d)"
 
 CASES = [
@@ -61,6 +63,12 @@ CASES = [
         ["a\\\\b", "x", "1x5", "abc", "éé", 'say "hi'],
     ),
     Case(
+        *("a choice with control characters", "(recalled)"),
+        GrammarSpec.choice(["a\x00b", "\x7f", "\x1b[0m"]),
+        ["a\x00b", "\x7f", "\x1b[0m"],
+        ["ab", "\x1b", "", "\\u007f"],
+    ),
+    Case(
         *("Lark goes to who speaks it", "vllm-project/vllm#16911"),
         GrammarSpec.lark('start: "SELECT " NAME ("," NAME)*\nNAME: /[a-z_]+/'),
         ["SELECT a", "SELECT a_b,c"],
@@ -81,18 +89,43 @@ def test_a_text_is_admitted_or_not(client: GrammarClient, case: Case) -> None:
 
 
 # The same texts whoever masks them: a choice is literal, a regex is matched as a whole.
-@pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
-@pytest.mark.parametrize(
-    "case",
-    [c for c in CASES if c.spec.type in ("regex", "choice") and c.report != "(recalled)"],
-    ids=repr,
-)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", [c for c in CASES if c.spec.type in ("regex", "choice")], ids=repr)
 def test_all_backends_read_a_text_alike(client: GrammarClient, case: Case, backend: str) -> None:
     kind, source, choices = case.spec.type, case.spec.source, case.spec.choices
     spec = GrammarSpec(kind, source, choices, backend=backend)
     grammar = client.compile(spec, BYTES)
     assert grammar.backend == backend
     assert_admits(client, case._replace(spec=spec))
+
+
+# Digits are ASCII's, as ECMAScript has it, with each backend.
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("pattern", "good", "wide"),
+    [
+        (r"\d", "4", "٤"),
+        (r"\w", "a", "é"),
+        (r"[\d]", "4", "٤"),
+        (r"\D", "a", "4"),
+        (".", "a", "\n"),
+    ],
+)
+def test_classes_are_those_of_ecmascript(
+    client: GrammarClient, backend: str, pattern: str, good: str, wide: str
+) -> None:
+    grammar = client.compile(GrammarSpec.regex(pattern, backend=backend), BYTES)
+    assert accepts(client, grammar, good)
+    assert not accepts(client, grammar, wide)
+
+
+# Nor does `auto` widen them, whoever takes what the first one refuses.
+@pytest.mark.parametrize("pattern", [r"\d**", r"(\d)**x?"])
+def test_digits_are_ascii_whoever_takes_them(client: GrammarClient, pattern: str) -> None:
+    with contextlib.suppress(Refused):
+        grammar = client.compile(GrammarSpec.regex(pattern), BYTES)
+        assert accepts(client, grammar, "42")
+        assert not accepts(client, grammar, "٤٢")
 
 
 def test_a_comment_may_end_within_a_token(client: GrammarClient, new_id: Callable[[], str]) -> None:

@@ -327,6 +327,27 @@ def test_a_tag_names_what_is_not_enforced(client: GrammarClient) -> None:
     assert {*refused.unenforced} == {unique, format_}
 
 
+def test_expressions_in_tags_are_read_as_elsewhere(client: GrammarClient) -> None:
+    def tag(pattern: str) -> GrammarSpec:
+        content = {"type": "regex", "pattern": pattern}
+        format_ = {"type": "tag", "begin": "<", "content": content, "end": ">"}
+        return GrammarSpec.structural_tag({"type": "structural_tag", "format": format_})
+
+    assert takes(client, tag(r"^\d.$"), ["<4a>", "<٤a>", "<4\n>"]) == ["<4a>"]
+    for pattern in ("(?=a)b", "a("):
+        refused = refusal_of(client, tag(pattern))
+        assert refused.reason == "SPEC_INVALID"
+        assert "/format/content/pattern: expected a regular expression" in refused.message
+    strings = {
+        "s": {"type": "string", "pattern": r"^\d$|,"},
+        "t": {"type": "string", "maxLength": 2},
+    }
+    spec = tag_of({"type": "object", "properties": strings})
+    good = ['x<{"s":"4"}>', 'x<{"s":"a,b","t":"é"}>']
+    bad = ['x<{"s":"٤"}>', 'x<{"s":"44"}>', 'x<{"t":"\t"}>', 'x<{"t":"abc"}>']
+    assert takes(client, spec, good + bad) == good
+
+
 def test_a_tag_is_searched_wherever_a_schema_is(client: GrammarClient) -> None:
     one = {"type": "json_schema", "json_schema": LOOSE}
     tags = [{"begin": "<a>", "content": one, "end": "</a>"}]

@@ -13,6 +13,7 @@ import jsonschema
 from jsonschema.protocols import Validator
 
 from grammar_service.errors import Invalid
+from grammar_service.grammars.regex import Irregular, Malformed, read
 from grammar_service.grammars.schema.walk import References, escape, subschemas
 
 _VALIDATORS: dict[int, type[Validator]] = {
@@ -31,7 +32,6 @@ _COUNTS = (
     "minContains", "maxContains",
 )  # fmt: skip
 _REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
-_ECMA_ONLY = re.compile(r"\\[pPuxcdDwWsSkK/-]|\(\?<[A-Za-z_$]|\[\^?\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,11 @@ def _check_pattern(pointer: str, pattern: str, limits: Limits) -> None:
         if max(int(least), int(most or 0)) > limits.repetition:
             _too_large(pointer, "repetitions", limits.repetition, "schema_repetition")
     try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        # Python's expressions aren't ECMAScript's; what only those have is the library's to judge.
-        if not _ECMA_ONLY.search(pattern) or "unterminated" in str(error):
-            _invalid(pointer, f"{pattern[:80]!r} is no regular expression: {error}; correct it")
+        read(pattern, search=True)
+    except Malformed as error:
+        _invalid(pointer, f"{pattern[:80]!r} is no regular expression: {error}")
+    except Irregular:
+        pass  # the report names it
 
 
 def _check_references(schema: Any, nodes: list[tuple[str, Any]]) -> None:

@@ -4,11 +4,12 @@ Of each keyword in both, the rule is in _MERGE or in the functions for objects a
 """
 
 import math
-import re
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from grammar_service.grammars.regex import RegexError
+from grammar_service.grammars.schema import regex_sets
 from grammar_service.grammars.schema.modern import ORIGIN, same
 from grammar_service.grammars.schema.types import declared, meet, with_types
 from grammar_service.grammars.schema.walk import Node, Schema
@@ -64,7 +65,7 @@ def conjoin(first: Schema, second: Schema, inner: Conjoin) -> Schema:
         return first
     try:
         return _merge(first, second, inner)
-    except (_Apart, re.error):
+    except (_Apart, RegexError):
         return {ORIGIN: first.get(ORIGIN, ""), "allOf": [first, second]}
 
 
@@ -117,7 +118,7 @@ def for_name(node: Node, name: str, inner: Conjoin) -> Schema:
     schema: Schema = node.get("properties", {}).get(name, True)
     known = name in node.get("properties", {})
     for pattern, value in node.get("patternProperties", {}).items():
-        if re.search(pattern, name):
+        if regex_sets.matches(pattern, name):
             schema = inner(schema, value)
             known = True
     return schema if known else node.get("additionalProperties", True)

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from grammar_service.errors import Unenforced
+from grammar_service.grammars.regex import NOTHING, RegexError, read
 from grammar_service.grammars.schema import regex_sets
-from grammar_service.grammars.schema.formats import PATTERNS
+from grammar_service.grammars.schema.formats import OUTLINES_FORMATS, PATTERNS
 from grammar_service.grammars.schema.forms import LLGUIDANCE_FORMATS
 from grammar_service.grammars.schema.modern import KEYWORD_TYPE
 from grammar_service.grammars.schema.rewrite import Rewritten
@@ -27,8 +28,8 @@ from grammar_service.grammars.schema.walk import Node, subschemas
 BACKENDS = ("llguidance", "xgrammar", "outlines")
 """In the order of `auto`: the soonest ready first."""
 
-_NOT_REGULAR = re.compile(r"\(\?(?:[=!]|<[=!])|\\[bB1-9]|\\k<|\(\?P=")
-"""Look-around, word borders and back references."""
+_XGRAMMAR_MULTIPLE = 1024
+"""The largest whole number that it counts in; it drops the others."""
 _CONDITIONAL = {
     "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas",
     "uniqueItems", "contains", "minContains", "maxContains",
@@ -39,8 +40,7 @@ _FORMATS = {
     "llguidance": LLGUIDANCE_FORMATS | PATTERNS.keys(),
     "xgrammar": LLGUIDANCE_FORMATS
     | {"uri-reference", "uri-template", "json-pointer", "relative-json-pointer"},
-    # The rest is refused.
-    "outlines": frozenset({"date-time", "date", "time", "email", "uuid", "uri"}),
+    "outlines": OUTLINES_FORMATS,
 }
 
 
@@ -129,7 +129,9 @@ def _xgrammar(node: Node) -> set[str]:
         if others is not False and (isinstance(others, dict) or not node.get("required")):
             found |= {"properties", "patternProperties"}
     ranges = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"} & node.keys()
-    if "multipleOf" in node and (kinds != {"integer"} or ranges):
+    multiple = node.get("multipleOf", 1)
+    counts = multiple == int(multiple) <= _XGRAMMAR_MULTIPLE
+    if "multipleOf" in node and (kinds != {"integer"} or ranges or not counts):
         found.add("multipleOf")
     if {"pattern", "format"} & node.keys():
         found |= {"minLength", "maxLength"} & asserted
@@ -152,11 +154,11 @@ def _outlines(node: Node) -> set[str]:
     if hiding:
         return asserted - {hiding}
     kinds = _kinds(node)
-    if kinds == {"string"} and "pattern" not in node and "format" not in node:
-        known |= {"minLength", "maxLength"}
+    if kinds == {"string"} and "format" not in node:
+        known |= {"pattern"} if "pattern" in node else {"minLength", "maxLength"}
     if kinds == {"array"} and "prefixItems" not in node:
         known |= {"minItems", "maxItems"}
-    found = asserted - known
+    found = asserted - known | _irregular(node)
     if isinstance(node.get("additionalProperties"), bool) and "properties" in node:
         found.discard("additionalProperties")
     properties = node.get("properties", {})
@@ -179,11 +181,18 @@ def _kinds(node: Node) -> set[str]:
 
 def _irregular(node: Node) -> set[str]:
     found = set()
-    if _NOT_REGULAR.search(str(node.get("pattern", ""))):
+    if "pattern" in node and not _regular(node["pattern"]):
         found.add("pattern")
-    if any(_NOT_REGULAR.search(pattern) for pattern in node.get("patternProperties", {})):
+    if not all(map(_regular, node.get("patternProperties", {}))):
         found.add("patternProperties")
     return found
+
+
+def _regular(pattern: str) -> bool:
+    try:
+        return read(pattern, search=True) != NOTHING
+    except RegexError:
+        return False
 
 
 def _overlapping_patterns(node: Node) -> set[str]:

@@ -1,9 +1,9 @@
 """Whether two schemas can't both accept a value. "No" means that no reason was found."""
 
-import re
 from itertools import product
 from typing import Any
 
+from grammar_service.grammars.regex import RegexError
 from grammar_service.grammars.schema import regex_sets
 from grammar_service.grammars.schema.conjunction import for_name
 from grammar_service.grammars.schema.modern import Modern, key_of
@@ -126,7 +126,7 @@ def _objects(first: Node, second: Node, modern: Modern, depth: int) -> bool:
             )
             for name in required
         )
-    except re.error:
+    except RegexError:
         return False
 
 

@@ -42,3 +42,6 @@ PATTERNS = {
     "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
 }
 """Regular expressions by format."""
+
+OUTLINES_FORMATS = frozenset({"date-time", "date", "time", "email", "uuid", "uri"})
+"""Those that outlines-core has; it refuses all others."""

@@ -27,6 +27,7 @@ from grammar_service.grammars.schema import names, regex_sets
 from grammar_service.grammars.schema.any_order import Rules, any_order
 from grammar_service.grammars.schema.formats import PATTERNS
 from grammar_service.grammars.schema.modern import APPLICATORS
+from grammar_service.grammars.schema.patterns import for_library
 from grammar_service.grammars.schema.walk import Node, escape
 
 LLGUIDANCE_FORMATS = frozenset({
@@ -45,6 +46,7 @@ def forms(schema: Any, backend: str, fixed_order: bool = False) -> list[Any | Ru
         fixed_order: Whether keys come in the order of `properties`, or the required ones first,
             only, and not in any order where the library can do that.
     """
+    schema = for_library(schema, backend)
     if backend != "llguidance":
         return [schema]
     # Where objects are to be intersected, llguidance can't have them as it can elsewhere.

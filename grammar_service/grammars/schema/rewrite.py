@@ -4,10 +4,10 @@
 together: definitions that are still referred to, objects closed if the caller wants it.
 """
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
+from grammar_service.grammars.regex import RegexError
 from grammar_service.grammars.schema.conjunction import conjoin, for_name
 from grammar_service.grammars.schema.modern import APPLICATORS, ORIGIN, Modern
 from grammar_service.grammars.schema.simplify import Simplifier
@@ -84,7 +84,7 @@ def _declared(schema: Any) -> Any:
     if missing and not any(key in new for key in APPLICATORS):
         try:
             named = {name: for_name(new, name, _both) for name in missing}
-        except re.error:
+        except RegexError:
             return new
         new["properties"] = {**new.get("properties", {}), **named}
     return new

@@ -15,16 +15,17 @@ with instances):
 - Keywords of types that the schema doesn't allow go.
 """
 
-import re
 from typing import Any
 
 import jsonschema
 
+from grammar_service.grammars.regex import RegexError
 from grammar_service.grammars.schema.conjunction import conjoin
 from grammar_service.grammars.schema.emptiness import drop_counts, satisfiable
 from grammar_service.grammars.schema.exclusion import exclusive
 from grammar_service.grammars.schema.modern import APPLICATORS, ORIGIN, Modern, key_of
 from grammar_service.grammars.schema.negation import MAX_BRANCHES, TooMany, is_whole, negate
+from grammar_service.grammars.schema.patterns import for_python
 from grammar_service.grammars.schema.types import (
     declared,
     meet,
@@ -354,10 +355,10 @@ class Simplifier:
                 schema["$defs"] = {
                     name: _without_origin(value) for name, value in definitions.items()
                 }
-            validator = jsonschema.Draft202012Validator(schema)
             try:
+                validator = jsonschema.Draft202012Validator(for_python(schema))
                 values = [value for value in values if validator.is_valid(value)]
-            except (re.error, RecursionError):
+            except (RegexError, RecursionError):
                 return node
         return {ORIGIN: node.get(ORIGIN, ""), "enum": values} if values else False
 

@@ -14,6 +14,7 @@ from grammar_service.grammars.schema.enforcement import unenforced_formats
 from tests.grammars.schema.texts import Refused, Texts
 
 _I = {"type": "integer"}
+_ALL = "llguidance xgrammar outlines"
 _FORBIDDEN: list[tuple[Any, str, str]] = [
     ({"type": "object", "properties": {"a": _I}}, '{"\\u0061":"x"}', "xgrammar"),
     ({"type": "object", "properties": {"a": _I, "b": _I}}, '{"b":1,"a":"x"}', ""),
@@ -44,7 +45,7 @@ _FORBIDDEN: list[tuple[Any, str, str]] = [
         '{"ab":"x"}',
         "xgrammar",
     ),
-    ({"type": "object", "minProperties": 2}, '{"a":1,"a":2}', "llguidance xgrammar outlines"),
+    ({"type": "object", "minProperties": 2}, '{"a":1,"a":2}', _ALL),
     ({"type": "object", "minProperties": 1}, "{}", ""),
     ({"type": "object", "minProperties": 1, "properties": {"a": _I, "b": _I}}, "{}", "outlines"),
     ({"type": "object", "maxProperties": 1}, '{"a":1,"b":2}', "outlines"),
@@ -78,12 +79,24 @@ _FORBIDDEN: list[tuple[Any, str, str]] = [
     ({"type": "string", "pattern": "^[^a]$"}, '"a"', ""),
     ({"type": "string", "pattern": "^[^a]$"}, '"\\u0061"', ""),
     ({"type": "string", "pattern": "^\\S+$"}, '"a b"', ""),
-    ({"type": "string", "pattern": "^\\S+$"}, '"\\t"', "outlines"),
+    ({"type": "string", "pattern": "^\\S+$"}, '"\\t"', ""),
     ({"type": "string", "pattern": "^[^\\t]$"}, '"\\t"', ""),
     ({"type": "string", "pattern": "^\\W$"}, '"\\u0061"', ""),
-    ({"type": "string", "pattern": "\\bfoo\\b"}, '"xfoox"', ""),
-    ({"type": "string", "pattern": "^(?!a).*$"}, '"a"', "xgrammar"),
-    ({"type": "string", "pattern": "^(a)\\1$"}, '"ab"', ""),
+    ({"type": "string", "pattern": "\\bfoo\\b"}, '"xfoox"', _ALL),
+    ({"type": "string", "pattern": "^(?!a).*$"}, '"a"', _ALL),
+    ({"type": "string", "pattern": "^(a)\\1$"}, '"ab"', _ALL),
+    ({"type": "string", "pattern": "a^b"}, '"ab"', _ALL),
+    ({"type": "string", "pattern": "(^|,)a$"}, '"ba"', ""),
+    ({"type": "string", "pattern": "^\\d$"}, '"٤"', ""),
+    ({"type": "string", "pattern": "^\\w$"}, '"é"', ""),
+    ({"type": "string", "pattern": "^.$"}, '"\u2028"', ""),
+    ({"type": "object", "patternProperties": {"^\\d$": _I}}, '{"1":"x"}', "outlines"),
+    (
+        {"type": "object", "patternProperties": {"^\\d$": _I}, "additionalProperties": False},
+        '{"٤":1}',
+        "",
+    ),
+    ({"type": "object", "propertyNames": {"pattern": "^\\d$"}}, '{"٤":1}', "outlines"),
     ({"type": "string", "maxLength": 1}, '"ab"', ""),
     ({"type": "string", "minLength": 2}, '"\\u00e9"', ""),
     ({"type": "string", "minLength": 2}, '"é"', ""),
@@ -101,6 +114,9 @@ _FORBIDDEN: list[tuple[Any, str, str]] = [
     ({"type": "number", "minimum": 1e-07}, "0", "outlines"),
     ({"type": "integer", "maximum": 1.5}, "2", "outlines"),
     ({"type": "integer", "multipleOf": 3}, "4", "outlines"),
+    ({"type": "integer", "multipleOf": 1024}, "1025", "outlines"),
+    ({"type": "integer", "multipleOf": 1025}, "1026", "xgrammar outlines"),
+    ({"type": "integer", "multipleOf": 2.5}, "3", "xgrammar outlines"),
     ({"type": "number", "multipleOf": 0.1}, "0.35", "xgrammar outlines"),
     ({"type": "number", "multipleOf": 3}, "1e1", "xgrammar"),
     ({"type": "number", "multipleOf": 3}, "4.5", "xgrammar outlines"),
@@ -169,21 +185,32 @@ _FORBIDDEN: list[tuple[Any, str, str]] = [
     ),
     ({"type": "object", "dependentRequired": {"a": ["b"]}}, '{"a":1}', "xgrammar outlines"),
     ({"type": "string", "format": "date"}, '"x"', ""),
-    ({"type": "string", "format": "uri-reference"}, '"\\\\"', "llguidance"),
-    ({"type": "string", "format": "regex"}, '"("', "xgrammar"),
-    ({"type": "string", "format": "json-pointer"}, '"x"', ""),
+    ({"type": "string", "format": "uri-reference"}, '"\\\\"', "llguidance outlines"),
+    ({"type": "string", "format": "regex"}, '"("', "xgrammar outlines"),
+    ({"type": "string", "format": "json-pointer"}, '"x"', "outlines"),
     ({"type": "string", "format": "email"}, '"x"', ""),
     ({"type": "string", "format": "date-time"}, '"x"', ""),
     ({"type": "string", "format": "time"}, '"x"', ""),
-    ({"type": "string", "format": "duration"}, '"x"', ""),
-    ({"type": "string", "format": "hostname"}, '"-"', ""),
-    ({"type": "string", "format": "ipv4"}, '"x"', ""),
-    ({"type": "string", "format": "ipv6"}, '"x"', ""),
+    ({"type": "string", "format": "duration"}, '"x"', "outlines"),
+    ({"type": "string", "format": "hostname"}, '"-"', "outlines"),
+    ({"type": "string", "format": "ipv4"}, '"x"', "outlines"),
+    ({"type": "string", "format": "ipv6"}, '"x"', "outlines"),
     ({"type": "string", "format": "uuid"}, '"x"', ""),
     ({"type": "string", "format": "uri"}, '"x"', ""),
-    ({"type": "string", "format": "uri-template"}, '"{"', "llguidance"),
-    ({"type": "string", "format": "relative-json-pointer"}, '"x"', ""),
+    ({"type": "string", "format": "uri-template"}, '"{"', "llguidance outlines"),
+    ({"type": "string", "format": "relative-json-pointer"}, '"x"', "outlines"),
 ]
+_NO_JSON: list[tuple[Any, str]] = [
+    *(({"type": "string", **schema}, f'"{char}"')
+      for schema in ({}, {"minLength": 1}, {"maxLength": 1}, {"pattern": "^[^x]$"},
+                     {"pattern": "^[\\s\"]$"}, {"pattern": "^\\\\$"}, {"format": "iri"})
+      for char in "\0\t\n\x1f\"\\"),
+    *(({"type": "object", "propertyNames": names}, f'{{"{char}":1}}')
+      for names in ({"minLength": 1}, {"maxLength": 1}, {"pattern": "^[^x]$"})
+      for char in "\t\n\"\\"),
+    *(({"type": "object", "patternProperties": {"^\\S$": True}}, f'{{"{char}":1}}')
+      for char in "\t\"\\"),
+]  # fmt: skip
 _DISGUISED = "\\u0061"
 """A declared key spelled with an escape, where additional keys are free: not named."""
 
@@ -196,6 +223,12 @@ def test_a_forbidden_text(schema: Any, text: str, takers: str, backend: str) -> 
     rewritten = Rewritten(schema, {"": ""})
     if takes and not (_DISGUISED in text and "{" in text):
         assert unenforced(rewritten, backend) or unenforced_formats(rewritten, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("schema", "text"), _NO_JSON, ids=range(len(_NO_JSON)))
+def test_what_is_no_json(schema: Any, text: str, backend: str) -> None:
+    assert not _takes(schema, text, backend)
 
 
 def _takes(schema: Any, text: str, backend: str) -> bool:

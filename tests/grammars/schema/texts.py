@@ -11,10 +11,14 @@ from outlines_core.json_schema import (
     build_regex_from_schema,
 )
 
+from engine_client.in_process import compile_spec
+from engine_client.spec import GrammarSpec
 from grammar_service.grammars.schema import Rules, llguidance_overrides
+from tests.support import toy
 
 _TOKENS = [bytes([byte]) for byte in range(256)] + [b"<eos>"]
 _EOS = 256
+_VOCABULARY = toy(_TOKENS, stop=[_EOS])
 
 
 class _Bytes:
@@ -32,14 +36,6 @@ class _Bytes:
 @lru_cache(maxsize=1)
 def _llguidance_tokenizer() -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=len(_TOKENS))
-
-
-@lru_cache(maxsize=1)
-def _xgrammar_compiler() -> xgrammar.GrammarCompiler:
-    info = xgrammar.TokenizerInfo(
-        [*_TOKENS[:256], b""], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[_EOS]
-    )
-    return xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
 
 class Refused(Exception):
@@ -79,12 +75,10 @@ class Texts:
         return bool(taken == len(tokens) and matcher.is_accepting())
 
     def _compile_xgrammar(self, schema: Any) -> xgrammar.CompiledGrammar:
-        return _xgrammar_compiler().compile_json_schema(
-            json.dumps(schema), max_whitespace_cnt=8, strict_mode=False
-        )
+        return compile_spec(GrammarSpec.json_schema(schema), _VOCABULARY)
 
     def _accepts_xgrammar(self, text: bytes) -> bool:
-        matcher = xgrammar.GrammarMatcher(self._compiled)
+        matcher = xgrammar.GrammarMatcher(self._compiled, override_stop_tokens=[_EOS])
         return all(matcher.accept_token(byte) for byte in text) and matcher.accept_token(_EOS)
 
     def _compile_outlines(self, schema: Any) -> re.Pattern[str]:
