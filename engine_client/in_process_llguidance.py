@@ -110,7 +110,7 @@ def fill(
     words = masks.numpy().view(np.uint32)
     for matcher, row in zip(matchers, rows, strict=True):
         # Past a limit the library gives the end token alone, and says so only when asked.
-        if matcher.inner.is_error() and not matcher.inner.stop_reason().startswith("NoExtension"):
+        if matcher.inner.is_error() and not _at_dead_end(matcher):
             raise RuntimeError(matcher.inner.get_error()[:1000])
         words[row, matcher.end // 32] &= ~np.uint32(1 << (matcher.end % 32))
         may_end = matcher.inner.is_accepting()
@@ -143,9 +143,14 @@ def _compute_one(executor: LLExecutor, matcher: Matcher, masks: torch.Tensor, ro
     try:
         _compute(executor, [matcher], masks, [row])
     except Exception:
-        if not matcher.inner.stop_reason().startswith("NoExtension"):
+        if not _at_dead_end(matcher):
             raise
         masks[row] = 0
+
+
+def _at_dead_end(matcher: Matcher) -> bool:
+    """Whether no token goes on, which is an error to the library, and an empty mask to us."""
+    return bool(matcher.inner.get_error().startswith("NoExtension"))
 
 
 class _Bytes:

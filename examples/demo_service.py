@@ -22,9 +22,13 @@ class Service:
     """`grammar_service serve` on a Unix socket, with shared memory, both in fresh directories.
 
     Use it in a `with`: leaving it ends the process and removes the directories.
+
+    Args:
+        python: An interpreter that has the service; an engine's environment needs another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, python: str = sys.executable) -> None:
+        self._python = python
         self._directory = Path(tempfile.mkdtemp(prefix="grammar-demo-"))
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.region_dir = Path(tempfile.mkdtemp(prefix="grammar-demo-", dir=shared))
@@ -33,7 +37,7 @@ class Service:
 
     def launch(self) -> None:
         """Starts the process, and doesn't wait for it."""
-        command = [sys.executable, "-m", "grammar_service", "serve", "--listen", self.target]
+        command = [self._python, "-m", "grammar_service", "serve", "--listen", self.target]
         command += ["--region-dir", str(self.region_dir), "--log-level", "warning"]
         with _signals_held():  # a process that nobody knows of could not be ended
             # A session of its own: Ctrl-C is the demo's to handle.

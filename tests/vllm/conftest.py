@@ -39,6 +39,6 @@ def service() -> Iterator[ServiceProcess]:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a tiny model."""
-    from tests.vllm.model import build
+    from examples.tiny_model import build
 
     return build(tmp_path_factory.mktemp("model"))

@@ -14,8 +14,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
 from engine_client import GrammarSpec, Vocabulary
+from examples.tiny_model import VOCABULARY
 from tests.support import ServiceProcess, wait_until
-from tests.vllm.model import VOCABULARY
 from tests.vllm.support import SCHEMA, calls, engine, manager, params, texts
 
 TAG = {

@@ -16,8 +16,8 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProc
 
 from engine_client import GrammarSpec, Vocabulary
 from engine_client.vllm.processor import GrammarLogitsProcessor
+from examples.tiny_model import VOCABULARY
 from tests.support import ServiceProcess, running_service, wait_until
-from tests.vllm.model import VOCABULARY
 from tests.vllm.support import CRAMPED, SCHEMA, decode, engine, environment, params, texts, valid
 
 NAMED = ["engine_client.vllm.processor:GrammarLogitsProcessor"]

@@ -15,8 +15,8 @@ from vllm.platforms import current_platform
 from vllm.v1.request import Request
 
 from engine_client import Row
+from examples.tiny_model import THOUGHT, build
 from tests.support import ServiceProcess, wait_until
-from tests.vllm.model import THOUGHT, build
 from tests.vllm.support import (
     CRAMPED,
     SCHEMA,

@@ -212,7 +212,10 @@ class _Writer:
             self._say(name, f'"{{" ({run})? "}}"' if additional else '"{" "}"')
             return
         self._say(name, f'"{{" {name}next::0 "}}"' + ("" if required else ' | "{" "}"'))
-        self._say(f"{name}more::_", f"{done} | COMMA {name}next::_")
+        # After the last key of a closed object a comma would lead nowhere.
+        every = (1 << len(keys)) - 1
+        left = "" if additional else f" %if ne([0:{len(keys)}], {every})"
+        self._say(f"{name}more::_", f"{done} | COMMA {name}next::_{left}")
         if not additional:
             self._say(f"{name}next::_", once)
             return

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 from typing import Any
 
 import jsonschema
@@ -127,6 +128,22 @@ def test_odd_names(name: str) -> None:
         key = spelled + json.dumps(name[1:], ensure_ascii=False)[1:-1]
         if f'"{key}"' != json.dumps(name, ensure_ascii=False):
             assert not texts.accepts('{"' + key + '":"",' + _dump([(name, 1)])[1:])
+
+
+@pytest.mark.parametrize("required", [0, 1, 3, 64])
+def test_no_text_leads_to_a_dead_end(required: int) -> None:
+    """A comma after the last key of a closed object would."""
+    names = [f"k{number}" for number in range(max(required, 3))]
+    schema = {
+        "type": "object",
+        "properties": {name: {"enum": [1, {}]} for name in names},
+        "required": names[:required],
+        "additionalProperties": False,
+    }
+    texts = _texts({"type": "array", "items": schema})
+    chance = random.Random(7)
+    for _ in range(20):
+        texts.walk(chance, 3000 if required == 64 else 300)
 
 
 @pytest.mark.parametrize("count", [64, 65])

@@ -1,11 +1,14 @@
 """Whether a library, called as the service calls it, takes a text, byte by byte."""
 
 import json
+import random
 import re
 from functools import lru_cache
 from typing import Any, cast
 
 import llguidance
+import llguidance.numpy
+import numpy
 import xgrammar
 from outlines_core.json_schema import (
     build_regex_from_schema,
@@ -55,6 +58,25 @@ class Texts:
 
     def accepts(self, text: str) -> bool:
         return bool(getattr(self, f"_accepts_{self._backend}")(text.encode()))
+
+    def walk(self, chance: random.Random, length: int) -> bytes:
+        """What comes of `length` bytes at random, less where the text may only end.
+
+        Fails at a dead end. Only for llguidance.
+        """
+        matcher = self._compiled.deep_copy()
+        text = bytearray()
+        while len(text) < length:
+            mask = llguidance.numpy.allocate_token_bitmask(1, len(_TOKENS))
+            llguidance.numpy.fill_next_token_bitmask(matcher, mask)
+            bits = numpy.unpackbits(mask.view(numpy.uint8), bitorder="little")
+            allowed = [byte for byte in numpy.flatnonzero(bits).tolist() if byte < _EOS]
+            if not allowed:
+                break
+            text.append(chance.choice(allowed))
+            assert matcher.consume_token(text[-1])
+        assert len(text) == length or matcher.is_accepting(), bytes(text)
+        return bytes(text)
 
     def _compile_llguidance(self, schema: Any) -> llguidance.LLMatcher:
         if isinstance(schema, Rules):
