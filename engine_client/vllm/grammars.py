@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ class Grammars:
         self._pool = ThreadPoolExecutor(_WAITING, thread_name_prefix="grammar-compile")
         # Reading 150,000 tokens takes a second, and the first request should not pay for it.
         self._vocabulary = self._pool.submit(self._read, model_config, tokenizer)
+        self._live: set[str] = set()
         self._released: SimpleQueue[str | None] = SimpleQueue()
         threading.Thread(target=self._close_released, name="grammar-release", daemon=True).start()
 
@@ -54,9 +56,10 @@ class Grammars:
         """A grammar by its spec or id; the future has it, or a ClientError or ValueError."""
         return self._pool.submit(self._compile, wanted, time.monotonic() + self._timeout)
 
-    def release(self, sequence_id: str) -> None:
-        """Closes a sequence soon. Costs the caller nothing, and is safe in a finalizer."""
-        self._released.put(sequence_id)
+    def close_with(self, owner: object, sequence_id: str) -> None:
+        """Closes a sequence soon after its owner is freed, or when this is closed."""
+        self._live.add(sequence_id)
+        weakref.finalize(owner, self._released.put, sequence_id).atexit = False
 
     def close(self) -> None:
         """Ends the compiles and the client."""
@@ -98,7 +101,10 @@ class Grammars:
             ids = [self._released.get()]
             while not self._released.empty():
                 ids.append(self._released.get())
-            self.client.close_sequences([sequence_id for sequence_id in ids if sequence_id])
-            if None in ids:
+            ended = None in ids
+            closing = {sequence_id for sequence_id in ids if sequence_id}
+            self.client.close_sequences(list(self._live if ended else closing))
+            self._live -= closing
+            if ended:
                 self.client.close()
                 return

@@ -14,7 +14,6 @@ An exception out of any of these ends the engine for everyone, so none comes out
 import itertools
 import logging
 import uuid
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -187,7 +186,7 @@ class GrammarManager(StructuredOutputManager):
             stop_token_ids=tuple(sorted(params.all_stop_token_ids)) if params else (),
         )
         constraint = Constraint(request.request_id, row, tokens)
-        weakref.finalize(constraint, self.grammars.release, row.sequence_id).atexit = False
+        self.grammars.close_with(constraint, row.sequence_id)
         made.set_result(constraint)
 
     def _entry(self, request: "Request | None", first: int, drafts: Sequence[int]) -> _Entry:

@@ -53,7 +53,6 @@ def _replace() -> None:
 
     from engine_client.vllm import validation
     from engine_client.vllm.manager import GrammarManager
-    from engine_client.vllm.settings import EngineSettings
 
     if core.StructuredOutputManager is GrammarManager:
         return
@@ -64,7 +63,7 @@ def _replace() -> None:
         (InputProcessor, "_validate_params"),
     ):
         getattr(owner, name)
-    own = validation.Validation(EngineSettings())
+    own = validation.Validation()
     vllms_own = InputProcessor._validate_params
 
     def validate(processor: Any, params: Any, *args: Any, **kwargs: Any) -> Any:

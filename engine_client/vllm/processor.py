@@ -18,7 +18,6 @@ ones from what it just computed.
 
 import itertools
 import logging
-import weakref
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -150,8 +149,7 @@ class GrammarLogitsProcessor(IndexedProcessor, SlottedProcessor):
         sequence_id = f"{self._prefix}-{next(self._numbers)}"
         stops = tuple(sorted(params.all_stop_token_ids))
         constraint = Constraint(sequence_id, compiled, stops, tokens)
-        release = self._grammars.release
-        weakref.finalize(constraint, release, sequence_id).atexit = False
+        self._grammars.close_with(constraint, sequence_id)
         return constraint
 
     def _connect(self) -> Grammars:

@@ -6,9 +6,12 @@ without a limit; so that check is replaced, not added to.
 
 import logging
 import threading
+import weakref
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
@@ -27,79 +30,86 @@ if TYPE_CHECKING:
 _log = logging.getLogger("engine_client.vllm")
 
 
-class Validation:
-    """Checks the grammars of one front end's requests. Thread-safe."""
+@dataclass(slots=True, eq=False)
+class _FrontEnd:
+    """What one input processor's requests are checked with."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        self._settings = settings
-        self._grammars: dict[str, Grammars] = {}
-        """By model: a process has one, but for tests."""
-        self._late: Future[Grammar] | None = None
-        """A compile that wasn't waited for to the end."""
+    settings: EngineSettings
+    grammars: Grammars
+    late: Future[Grammar] | None = None
+    """A compile that wasn't waited for to the end."""
+
+
+class Validation:
+    """Checks the grammars of a process's requests. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._front_ends: WeakKeyDictionary[InputProcessor, _FrontEnd] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def check(self, processor: "InputProcessor", params: Any) -> None:
         """Raises VLLMValidationError for a request whose grammar is refused."""
         if not isinstance(params, SamplingParams):
             return
+        front_end = self._front_end(processor)
         try:
-            wanted = self._wanted(processor, params)
+            wanted = _wanted(processor, params, front_end.settings.allow_unenforced)
         except ValueError as error:
             raise VLLMValidationError(str(error)) from None
-        for spec in wanted:
-            if processor.tokenizer is None and not isinstance(spec, str):
-                raise VLLMValidationError(
-                    "this server has no tokenizer: name a grammar that was compiled before, by "
-                    "its id"
-                )
-            self._compile(self._grammars_of(processor), spec)
+        if wanted is None:
+            return
+        if processor.tokenizer is None and not isinstance(wanted, str):
+            raise VLLMValidationError(
+                "this server has no tokenizer: name a grammar that was compiled before, by its id"
+            )
+        _compile(front_end, wanted)
 
-    def _wanted(
-        self, processor: "InputProcessor", params: SamplingParams
-    ) -> list[GrammarSpec | str]:
-        """What the request asks for, natively and of the logits processor. Raises ValueError."""
-        wanted: list[GrammarSpec | str] = []
-        if params.structured_outputs is not None and (
-            not params.structured_outputs.all_constraints_none()
-        ):
-            if processor.model_config.is_diffusion:
-                raise ValueError("structured outputs need a model that samples left to right")
-            config = processor.structured_outputs_config
-            allow = self._settings.allow_unenforced
-            wanted.append(spec_of_params(params.structured_outputs, config, allow))
-        args = (params.extra_args or {}).get(EXTRA_ARG)
-        if args is not None:
-            if wanted:
-                raise ValueError(
-                    f"the request has structured_outputs and extra_args[{EXTRA_ARG!r}]; drop one"
-                )
-            _check_processor(processor)
-            wanted.append(spec_of_args(args))
-        return wanted
-
-    def _compile(self, grammars: Grammars, spec: GrammarSpec | str) -> None:
-        """Compiles a spec; a refusal that comes in time is the request's error."""
-        compiled = grammars.compile(spec)
-        seconds = self._settings.validate_seconds
-        if self._late is not None and not self._late.done():
-            seconds = 0.0  # the service is slow or gone: don't lose this time with each request
-        try:
-            compiled.result(seconds)
-        except FutureTimeout:
-            self._late = compiled
-        except (Refused, UsageError, ValueError) as error:
-            raise VLLMValidationError(str(error)) from None
-        except ServiceError as error:
-            _log.warning("a grammar isn't checked yet: %s", error)
-
-    def _grammars_of(self, processor: "InputProcessor") -> Grammars:
-        model = processor.model_config
+    def _front_end(self, processor: "InputProcessor") -> _FrontEnd:
         with self._lock:
-            found = self._grammars.get(model.tokenizer)
+            found = self._front_ends.get(processor)
             if found is None:
-                found = Grammars(self._settings, model, processor.tokenizer)
-                self._grammars[model.tokenizer] = found
+                settings = EngineSettings()
+                grammars = Grammars(settings, processor.model_config, processor.tokenizer)
+                weakref.finalize(processor, grammars.close).atexit = False
+                found = self._front_ends[processor] = _FrontEnd(settings, grammars)
             return found
+
+
+def _wanted(
+    processor: "InputProcessor", params: SamplingParams, allow_unenforced: bool
+) -> GrammarSpec | str | None:
+    """What the request asks for, natively or of the logits processor. Raises ValueError."""
+    native, args = params.structured_outputs, (params.extra_args or {}).get(EXTRA_ARG)
+    if native is not None and native.all_constraints_none():
+        native = None
+    if native is not None and args is not None:
+        raise ValueError(
+            f"the request has structured_outputs and extra_args[{EXTRA_ARG!r}]; drop one"
+        )
+    if native is not None:
+        if processor.model_config.is_diffusion:
+            raise ValueError("structured outputs need a model that samples left to right")
+        return spec_of_params(native, processor.structured_outputs_config, allow_unenforced)
+    if args is not None:
+        _check_processor(processor)
+        return spec_of_args(args)
+    return None
+
+
+def _compile(front_end: _FrontEnd, spec: GrammarSpec | str) -> None:
+    """Compiles a spec; a refusal that comes in time is the request's error."""
+    compiled = front_end.grammars.compile(spec)
+    seconds = front_end.settings.validate_seconds
+    if front_end.late is not None and not front_end.late.done():
+        seconds = 0.0  # the service is slow or gone: don't lose this time with each request
+    try:
+        compiled.result(seconds)
+    except FutureTimeout:
+        front_end.late = compiled
+    except (Refused, UsageError, ValueError) as error:
+        raise VLLMValidationError(str(error)) from None
+    except ServiceError as error:
+        _log.warning("a grammar isn't checked yet: %s", error)
 
 
 def _check_processor(processor: "InputProcessor") -> None:

@@ -21,7 +21,8 @@ def serves(llm: LLM) -> bool:
 
 
 def test_a_service_killed_and_restarted_in_the_middle_is_not_noticed(model: Path) -> None:
-    with running_service() as service, engine(model, service) as llm:
+    patient = {"step_timeout": "60"}  # a restart takes seconds on a busy machine
+    with running_service() as service, engine(model, service, patient) as llm:
         record = Record(llm)
         due = [12, 5]  # steps with masks; a step of the engine may have none
 
