@@ -2,7 +2,7 @@
 
 import re
 
-MOST_NAMES = 500
+MOST_NAMES = 200
 """In one expression."""
 _PLAIN_NAME = re.compile(r"^[^\x00-\x1f\x7f]{1,64}$")
 """Names that fit into an expression; it is as deep as they are long."""
