@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -85,6 +86,11 @@ def _compile(
             "unenforced": error.unenforced[:1000],
         }
         return refusal, None
+    except Exception as error:
+        # A bug. The process is still good, and a new one would take the next compile seconds.
+        # The error's text isn't told: it may quote the spec.
+        trace = "".join(traceback.format_tb(error.__traceback__))
+        return {"failed": type(error).__name__, "trace": trace[-8000:]}, None
     compile_ms = (time.perf_counter() - started) * 1000
     # Nothing takes longer to load than to compile, so most needn't be measured.
     if time.process_time() - busy > load_seconds:

@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from engine_client.spec import GrammarSpec
 from engine_client.vocabulary import Vocabulary
 from grammar_service.errors import (
@@ -34,6 +36,7 @@ from grammar_service.errors import (
 from grammar_service.grammars.child_process import WATCH_SECONDS, ChildProcess, start
 from grammar_service.grammars.schema.check import Limits
 
+_log: Any = structlog.get_logger("grammar_service")
 _WORTH_A_CHILD = 1.0
 """Seconds that a compile gets though nobody waits for it any more: a new child takes 2 s of a core
 to start, so a caller who starts compiles and hangs up would otherwise cost more than the compiles.
@@ -267,6 +270,11 @@ class CompileChildren:
             if "need" in header:  # it had too many
                 child.known.clear()
                 return self._run(child, job)
+            if "failed" in header:
+                _log.error("compile_failed", error=header["failed"], trace=header["trace"])
+                raise Internal(
+                    "COMPILE_CRASHED", f"the compile failed with {header['failed']}, in its child"
+                )
             if "load_seconds" in header:
                 raise _slow_to_load(header["load_seconds"], self._load_seconds)
             if "reason" in header:

@@ -16,7 +16,7 @@ from grammar_service.errors import Invalid
 from grammar_service.grammars.schema.normalise import normalise
 
 MAX_WHITESPACE = 1000
-_READING = 2
+_READING = 3
 """Goes up when specs come to mean something else, so that ids tell the two apart."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -28,10 +28,7 @@ def grammar_id(spec: GrammarSpec, tokenizer_id: str, versions: str) -> str:
 
     Specs that differ in annotations, or in the order of keywords, have the same id.
     """
-    source = spec.source
-    if spec.type is GrammarType.JSON_SCHEMA:
-        source = dump_json(normalise(parse_json(source)))
-    options = dataclasses.astuple(dataclasses.replace(spec, source=source))
+    options = dataclasses.astuple(spec)
     # Python's Unicode says what \p{…} is.
     parts = [*options, tokenizer_id, versions, _READING, unicodedata.unidata_version]
     text = json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
@@ -40,7 +37,9 @@ def grammar_id(spec: GrammarSpec, tokenizer_id: str, versions: str) -> str:
 
 
 def canonical(spec: GrammarSpec, max_bytes: int) -> GrammarSpec:
-    """The spec in its canonical form: JSON is parsed and written compactly, key order kept.
+    """The spec in its canonical form: what is compiled, and what its id is made of.
+
+    JSON is parsed and written compactly, key order kept; of a schema that only goes for names.
 
     Raises Invalid with SPEC_TOO_LARGE or SPEC_INVALID.
     """
@@ -60,11 +59,18 @@ def canonical(spec: GrammarSpec, max_bytes: int) -> GrammarSpec:
             raise Invalid(
                 "SPEC_INVALID", f"a {spec.type} is a JSON object, not {spec.source[:40]!r}"
             )
-        source = dump_json(value)
+        source = dump_json(_normalised(value) if spec.type is GrammarType.JSON_SCHEMA else value)
         if _SURROGATE.search(source):
             raise Invalid("SPEC_INVALID", "the JSON has a lone surrogate, which is no character")
         spec = dataclasses.replace(spec, source=source)
     return spec
+
+
+def _normalised(schema: Any) -> Any:
+    try:
+        return normalise(schema)
+    except RecursionError:
+        raise Invalid("SPEC_TOO_LARGE", "the JSON is nested too deeply") from None
 
 
 def _check_parts(spec: GrammarSpec) -> None:

@@ -65,6 +65,30 @@ def test_auto_takes_the_first_that_enforces_all(client: GrammarClient, spec: Gra
     assert client.compile(spec, BYTES).backend == SPEAKERS[spec][0]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "minItems": 1.0, "maxItems": 2.0},
+        {"contains": {"type": "null"}, "minContains": 1.0, "maxContains": 2.0},
+        {
+            "if": {"properties": {"a": {"oneOf": [{}, {"const": ["a"]}, {"enum": [3, {}]}]}}},
+            "then": {"required": ["b"]},
+        },
+        {"enum": [1, 2], "$dynamicRef": "#x"},
+        {"enum": [10**400], "multipleOf": 0.5},
+    ],
+)
+def test_odd_schemas_are_planned(schema: Any) -> None:
+    assert plan(GrammarSpec.json_schema(schema), Limits()).attempts
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_count_may_be_written_as_a_float(client: GrammarClient, backend: str) -> None:
+    spec = GrammarSpec.json_schema({"type": "string", "minLength": 1.0, "maxLength": 2.0},
+                                   backend=backend)  # fmt: skip
+    assert takes(client, spec, ['""', '"a"', '"ab"', '"abc"']) == ['"a"', '"ab"']
+
+
 def test_auto_prefers_who_enforces_all() -> None:
     # llguidance counts what isn't declared only, outlines nothing.
     least = GrammarSpec.json_schema({"type": "object", "properties": {"a": _I}, "minProperties": 1})

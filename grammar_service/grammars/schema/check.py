@@ -6,31 +6,14 @@ in a circle, and regular expressions that aren't. Nothing recurses before the de
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NoReturn
-
-import jsonschema
-from jsonschema.protocols import Validator
 
 from grammar_service.errors import Invalid
 from grammar_service.grammars.regex import Irregular, Malformed, read
+from grammar_service.grammars.schema.dialect import dialect_of
+from grammar_service.grammars.schema.modern import COUNTS
 from grammar_service.grammars.schema.walk import References, escape, subschemas
 
-_VALIDATORS: dict[int, type[Validator]] = {
-    2020: jsonschema.Draft202012Validator,
-    2019: jsonschema.Draft201909Validator,
-    7: jsonschema.Draft7Validator,
-    6: jsonschema.Draft6Validator,
-    4: jsonschema.Draft4Validator,
-}
-_DIALECT = re.compile(
-    r"^https?://json-schema\.org/(?:draft/(2020-12|2019-09)|draft-0([467]))/schema#?$"
-)
-_DEFAULT = 2020
-_COUNTS = (
-    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
-    "minContains", "maxContains",
-)  # fmt: skip
 _REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
@@ -55,8 +38,8 @@ class Limits:
 def check(schema: Any, limits: Limits | None = None) -> int:
     """Refuses what is no schema, or too large; returns the dialect that it is written in.
 
-    A schema with an unknown `$schema` or none is read in the newest dialect that it is valid in, so
-    that the boolean exclusiveMinimum of draft 4 means what it says.
+    A schema without `$schema` is read in the newest dialect that it is valid in, so that the
+    boolean exclusiveMinimum of draft 4 means what it says.
 
     Args:
         schema: The schema, parsed.
@@ -69,7 +52,7 @@ def check(schema: Any, limits: Limits | None = None) -> int:
     if not isinstance(schema, dict | bool):
         _invalid("", "a schema is an object or a boolean")
     _check_depth(schema, limits)
-    dialect = _dialect(schema)
+    dialect = dialect_of(schema)
     nodes = []
     for pointer, node in subschemas(schema):
         nodes.append((pointer, node))
@@ -94,42 +77,11 @@ def _check_depth(schema: Any, limits: Limits) -> None:
             stack += [(item, depth + 1) for item in value]
 
 
-def _dialect(schema: Any) -> int:
-    declared = _DEFAULT
-    if isinstance(schema, dict):
-        match = _DIALECT.match(str(schema.get("$schema", "")))
-        if match:
-            declared = int((match[1] or match[2])[:4])
-    found = None
-    for dialect in dict.fromkeys([declared, *_VALIDATORS]):
-        error = next(_meta(dialect).iter_errors(schema), None)
-        if error is None:
-            return dialect
-        found = found or error
-    raise _not_valid(found)
-
-
-def _not_valid(error: Any) -> Invalid:
-    error = jsonschema.exceptions.best_match([error]) or error
-    pointer = "".join(f"/{escape(str(part))}" for part in error.absolute_path)
-    hint = ""
-    if error.absolute_path and error.absolute_path[-1] == "required":
-        hint = "; `required` is a list of names, beside `properties`"
-    message = f"{error.message[:200]}{hint}; correct it"
-    return Invalid("SPEC_INVALID", f"the schema at {pointer or '/'}: {message}")
-
-
-@lru_cache(maxsize=8)
-def _meta(dialect: int) -> Validator:
-    kind = _VALIDATORS[dialect]
-    return kind(kind.META_SCHEMA)
-
-
 def _check_node(pointer: str, node: dict[str, Any], limits: Limits) -> None:
     values = node.get("enum")
     if isinstance(values, list) and len(values) > limits.enum:
         _too_large(f"{pointer}/enum", "values", limits.enum, "schema_enum")
-    for key in _COUNTS:
+    for key in COUNTS:
         count = node.get(key)
         if isinstance(count, int | float) and count > limits.repetition:
             _too_large(f"{pointer}/{key}", "repetitions", limits.repetition, "schema_repetition")

@@ -33,6 +33,10 @@ KEYWORD_TYPE = {
     "unevaluatedProperties": "object",
 }  # fmt: skip
 """The keywords that look at values of one type only."""
+COUNTS = (
+    "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+    "minContains", "maxContains",
+)  # fmt: skip
 APPLICATORS = (
     "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if",
     "dependentSchemas",
@@ -119,6 +123,8 @@ class Modern:
                 new[key] = self._schema_at(here, value)
             case _ if key in _LISTS:
                 new[key] = self._list(here, value)
+            case _ if key in COUNTS:
+                new[key] = int(value)  # 1.0 is a count too, but no library takes it for one
             case _ if key in _PLAIN:
                 new[key] = value
 

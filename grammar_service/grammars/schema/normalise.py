@@ -1,11 +1,14 @@
-"""One text for schemas that mean the same, for ids: annotations gone, keywords in order.
+"""One form for schemas that mean the same: annotations gone, keywords in order.
 
-The order of properties, of `required` and of branches is kept: masks follow it. Names and values
-that belong to the described JSON (in properties, enum, const) are never touched.
+It is what the id is of, and what is planned and compiled: masks follow the order of keywords too
+(`allOf` before or after `properties`), so one id has to have one order. The order of properties, of
+`required` and of branches is kept. Names and values that belong to the described JSON (in
+properties, enum, const) are never touched.
 """
 
 import json
 from typing import Any
+from urllib.parse import unquote
 
 from grammar_service.grammars.schema.modern import KEYWORD_TYPE
 from grammar_service.grammars.schema.walk import DEFINITIONS, MANY, NAMED, ONE
@@ -33,18 +36,21 @@ def _refers_to_definitions(schema: Any) -> bool:
         value = stack.pop()
         if isinstance(value, dict):
             reference = value.get("$ref")
-            if isinstance(reference, str) and reference.startswith("#/"):
-                # Of keywords and names, every other part is a keyword.
-                if not all(part in _KEPT for part in reference.split("/")[1:2]):
-                    return False
-                if reference.split("/")[1] not in (*DEFINITIONS, "properties"):
-                    return False
-                if len(reference.split("/")) > 3:
-                    return False
+            if isinstance(reference, str) and not _leads_to_kept(reference):
+                return False
             stack += value.values()
         elif isinstance(value, list):
             stack += value
     return True
+
+
+def _leads_to_kept(reference: str) -> bool:
+    # Read as `References` does: an address may stand before the pointer, "%2F" for "/" in it.
+    fragment = unquote(reference.partition("#")[2])
+    if not fragment.startswith("/"):
+        return True  # an id or an anchor, which only schemas have
+    parts = fragment.split("/")
+    return len(parts) == 3 and parts[1] in (*DEFINITIONS, "properties")
 
 
 def _node(schema: Any, everything: bool) -> Any:

@@ -18,6 +18,7 @@ with instances):
 from typing import Any
 
 import jsonschema
+from referencing.exceptions import Unresolvable
 
 from grammar_service.grammars.regex import RegexError
 from grammar_service.grammars.schema.conjunction import conjoin
@@ -91,7 +92,7 @@ class Simplifier:
                 case "allOf":
                     parts += value
                 case "$ref" if len(node) > 2:
-                    parts.append({ORIGIN: node[ORIGIN], "$ref": value})
+                    parts.append({ORIGIN: node.get(ORIGIN, ""), "$ref": value})
                 case "if" | "not" | "dependentRequired" | "dependentSchemas" | "oneOf":
                     said = self._without_not(node, key)
                     if said is None:
@@ -185,7 +186,8 @@ class Simplifier:
 
     def _without_not(self, node: Node, key: str) -> Schema | None:
         """What a conditional keyword allows, or None where that needs a `not`."""
-        value, origin = node[key], {ORIGIN: node[ORIGIN]}
+        # What `negate` makes has no origin.
+        value, origin = node[key], {ORIGIN: node.get(ORIGIN, "")}
         try:
             match key:
                 case "not":
@@ -358,7 +360,8 @@ class Simplifier:
             try:
                 validator = jsonschema.Draft202012Validator(for_python(schema))
                 values = [value for value in values if validator.is_valid(value)]
-            except (RegexError, RecursionError):
+            except (RegexError, RecursionError, OverflowError, Unresolvable):
+                # OverflowError: a division by a float; Unresolvable: a $dynamicRef.
                 return node
         return {ORIGIN: node.get(ORIGIN, ""), "enum": values} if values else False
 

@@ -15,6 +15,7 @@ def _deep(levels: int) -> Any:
     return schema
 
 
+_DRAFT = "http://json-schema.org/draft"
 _REFUSED: list[tuple[Any, str, str]] = [
     ([], "SPEC_INVALID", "/"),
     ({"properties": {"x": {"type": "string", "required": True}}}, "SPEC_INVALID",
@@ -34,6 +35,29 @@ _REFUSED: list[tuple[Any, str, str]] = [
     ({"enum": list(range(20_001))}, "SPEC_TOO_LARGE", "/enum"),
     ({"anyOf": [{} for _ in range(20_001)]}, "SPEC_TOO_LARGE", "subschemas"),
     (_deep(5_000), "SPEC_TOO_LARGE", "nesting"),
+    # No older draft is a way around the meta-schema.
+    ({"unevaluatedProperties": "false"}, "SPEC_INVALID", "/unevaluatedProperties"),
+    ({"unevaluatedItems": 3}, "SPEC_INVALID", "/unevaluatedItems"),
+    ({"contains": 3}, "SPEC_INVALID", "/contains"),
+    ({"if": 5, "then": {}}, "SPEC_INVALID", "/if"),
+    ({"dependentSchemas": {"a": 5}}, "SPEC_INVALID", "/dependentSchemas"),
+    ({"dependentSchemas": 5}, "SPEC_INVALID", "/dependentSchemas"),
+    ({"dependentRequired": 5}, "SPEC_INVALID", "/dependentRequired"),
+    ({"prefixItems": 7}, "SPEC_INVALID", "/prefixItems"),
+    ({"minContains": "a", "contains": True}, "SPEC_INVALID", "/minContains"),
+    ({"$defs": 5}, "SPEC_INVALID", "/$defs"),
+    ({"$id": 5}, "SPEC_INVALID", "/$id"),
+    ({"$ref": 5}, "SPEC_INVALID", "/$ref"),
+    # In an older draft's place for schemas, where the newest one doesn't look.
+    ({"$schema": f"{_DRAFT}-07/schema", "items": [{"prefixItems": 7}]}, "SPEC_INVALID",
+     "/items/0/prefixItems"),
+    ({"$schema": f"{_DRAFT}-04/schema#", "exclusiveMinimum": 5}, "SPEC_INVALID",
+     "/exclusiveMinimum"),
+    ({"$schema": f"{_DRAFT}-07/schema#", "exclusiveMinimum": True}, "SPEC_INVALID",
+     "/exclusiveMinimum"),
+    ({"$schema": f"{_DRAFT}-03/schema#", "divisibleBy": 5}, "SPEC_INVALID", "draft-04"),
+    ({"$schema": "https://example.com/mine"}, "SPEC_INVALID", "/$schema"),
+    ({"$schema": 7}, "SPEC_INVALID", "/$schema"),
 ]  # fmt: skip
 
 
@@ -53,7 +77,12 @@ def test_is_refused_with_a_pointer(schema: Any, reason: str, says: str) -> None:
         ({"$schema": "http://json-schema.org/draft-04/schema"}, 4),
         ({"$schema": "http://json-schema.org/draft-07/schema#"}, 7),
         ({"$schema": "https://json-schema.org/draft/2019-09/schema"}, 2019),
-        ({"$schema": "https://example.com/mine"}, 2020),
+        ({"$schema": "http://json-schema.org/schema#"}, 2020),
+        ({"$schema": "http://json-schema.org/draft-06/schema#", "$id": "#a"}, 6),
+        ({"prefixItems": [{}], "items": [{}]}, 2019),
+        ({"const": 1, "minimum": 1, "exclusiveMinimum": True}, 4),
+        ({"items": [{"dependentRequired": {"a": ["b"]}}]}, 2019),
+        ({"properties": {"$ref": {}, "if": {}}, "enum": [{"$ref": 5}]}, 2020),
         ({"minimum": 1, "exclusiveMinimum": True}, 4),
         ({"items": [{"type": "string"}]}, 2019),
         ({"pattern": "^\\p{L}+$"}, 2020),
