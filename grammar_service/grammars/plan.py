@@ -14,32 +14,21 @@ every replica, and each time.
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.vocabulary import Vocabulary
 from grammar_service.backends import NAMES, Backend
 from grammar_service.errors import Invalid, Unenforced
-from grammar_service.grammars.regex import (
-    NOTHING,
-    Malformed,
-    Node,
-    RegexError,
-    read,
-    write,
-)
 from grammar_service.grammars.schema import (
     Limits,
     Rules,
     candidates,
     check,
-    forms,
     refusal,
     rewrite,
-    unenforced,
-    unenforced_formats,
 )
-from grammar_service.grammars.spec import dump_json, parse_json
+from grammar_service.grammars.spec import EXPRESSION, dump_json, expression, parse_json
+from grammar_service.grammars.tags import read_tag
 
 _SPEAKERS = {
     GrammarType.REGEX: ("xgrammar", "llguidance", "outlines"),
@@ -50,7 +39,7 @@ _SPEAKERS = {
 }
 _SCHEMA_SPEAKERS = ("llguidance", "xgrammar", "outlines")
 _DIALECTS = {
-    GrammarType.REGEX: "a regular expression (no look-around, no back references)",
+    GrammarType.REGEX: EXPRESSION,
     GrammarType.CHOICE: "a list of texts",
     GrammarType.EBNF: "GBNF, with rules like `root ::= ...`",
     GrammarType.STRUCTURAL_TAG: "a structural tag in xgrammar's format",
@@ -129,7 +118,7 @@ def plan(spec: GrammarSpec, limits: Limits, allowed: Collection[str] = NAMES) ->
         )
 
     if spec.type is GrammarType.REGEX:
-        form = dataclasses.replace(spec, source=write(_read(spec.source)))
+        form = dataclasses.replace(spec, source=expression(spec.source))
         attempts = tuple(Attempt(backend, (form,)) for backend in backends)
     elif spec.type is GrammarType.STRUCTURAL_TAG:
         attempts = (_attempt_tag(spec, limits),)
@@ -144,18 +133,6 @@ def plan(spec: GrammarSpec, limits: Limits, allowed: Collection[str] = NAMES) ->
     return Plan(attempts, refused)
 
 
-def _read(pattern: str, place: str = "") -> Node:
-    """The tree of a regular expression. Raises Invalid, whose message begins with the place."""
-    try:
-        tree = read(pattern)
-        if tree == NOTHING:
-            raise Malformed("no text matches it; look for an empty class, []")
-    except RegexError as error:
-        dialect = _DIALECTS[GrammarType.REGEX]
-        raise Invalid("SPEC_INVALID", f"{place}expected {dialect}: {error}") from None
-    return tree
-
-
 def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
     """A structural tag, with the schemas in it in the form that xgrammar enforces most of."""
     if spec.max_whitespace == 0 or (spec.item_separator, spec.key_separator) != (",", ":"):
@@ -164,49 +141,10 @@ def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
             "JSON in a structural tag has max_whitespace 1 or more, and the usual separators",
         )
     tag = parse_json(spec.source)
-    missing: list[Unenforced] = []
-    formats: list[Unenforced] = []
-    stack: list[tuple[str, Any]] = [("", tag)]
-    while stack:
-        pointer, node = stack.pop()
-        if isinstance(node, list):
-            stack += [(f"{pointer}/{index}", item) for index, item in enumerate(node)]
-        if not isinstance(node, dict):
-            continue
-        stack += [(f"{pointer}/{key}", item) for key, item in node.items() if key != "json_schema"]
-        if node.get("type") == "regex" and isinstance(node.get("pattern"), str):
-            node["pattern"] = write(_read(node["pattern"], f"{pointer}/pattern: "))
-        if node.get("type") != "json_schema" or "json_schema" not in node:
-            continue
-        schema = node["json_schema"]
-        rewritten = rewrite(schema, check(schema, limits), spec.close_objects)
-        at = f"{pointer}/json_schema"
-        missing += [Unenforced(at + p, k) for p, k in unenforced(rewritten, "xgrammar")]
-        formats += [Unenforced(at + p, k) for p, k in unenforced_formats(rewritten, "xgrammar")]
-        if node.get("style", "json") == "json":
-            # What isn't closed has to say so: in tags, xgrammar closes it otherwise.
-            node["json_schema"] = _opened(forms(rewritten.schema, "xgrammar")[0])
+    found = read_tag(tag, limits, spec.close_objects)
     bound = dataclasses.replace(spec, source=dump_json(tag))
-    if spec.strict_formats:
-        missing += formats
-    return Attempt("xgrammar", (bound,), tuple(missing), tuple(formats))
-
-
-def _opened(schema: Any) -> Any:
-    """A rewritten schema in which each object says what else it takes."""
-    if isinstance(schema, list):
-        return [_opened(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    opened: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in ("properties", "patternProperties", "$defs"):
-            opened[key] = {name: _opened(inner) for name, inner in value.items()}
-        else:
-            opened[key] = value if key in ("enum", "required") else _opened(value)
-    if opened.get("type") == "object" and "unevaluatedProperties" not in opened:
-        opened.setdefault("additionalProperties", True)
-    return opened
+    missing = found.unenforced + (found.annotations if spec.strict_formats else [])
+    return Attempt("xgrammar", (bound,), tuple(missing), tuple(found.annotations))
 
 
 def _plan_schema(spec: GrammarSpec, limits: Limits, allowed: Collection[str]) -> Plan:

@@ -13,9 +13,11 @@ from typing import Any, NoReturn
 
 from engine_client.spec import GrammarSpec, GrammarType
 from grammar_service.errors import Invalid
+from grammar_service.grammars.regex import NOTHING, Malformed, RegexError, read, write
 from grammar_service.grammars.schema.normalise import normalise
 
 MAX_WHITESPACE = 1000
+EXPRESSION = "a regular expression (no look-around, no back references)"
 _READING = 3
 """Goes up when specs come to mean something else, so that ids tell the two apart."""
 
@@ -81,6 +83,20 @@ def _check_parts(spec: GrammarSpec) -> None:
         raise Invalid("SPEC_INVALID", f"a spec of type {spec.type} takes {wants}")
     if "" in spec.choices:
         raise Invalid("SPEC_INVALID", "a choice is empty; leave it out or use a regex")
+
+
+def expression(pattern: str, place: str = "") -> str:
+    """A regular expression, written out for all backends.
+
+    Raises Invalid, whose message begins with the place.
+    """
+    try:
+        tree = read(pattern)
+        if tree == NOTHING:
+            raise Malformed("no text matches it; look for an empty class, []")
+    except RegexError as error:
+        raise Invalid("SPEC_INVALID", f"{place}expected {EXPRESSION}: {error}") from None
+    return write(tree)
 
 
 def parse_json(text: str) -> Any:
