@@ -68,7 +68,7 @@ def _for_library(backend: str, pattern: str) -> str | None:
     except RegexError:
         return None
     if backend == "llguidance":
-        # `forms` knows the pattern of every name by its being empty.
+        # Those who read it next know the pattern of every name by its being empty.
         return "" if tree == ANYTHING else f"^(?:{write(tree)})$"
     spelled = in_json(tree)
     if backend == "xgrammar":
