@@ -19,7 +19,7 @@ from typing import Any
 from grammar_service.errors import Unenforced
 from grammar_service.grammars.regex import NOTHING, RegexError, read
 from grammar_service.grammars.schema import regex_sets
-from grammar_service.grammars.schema.formats import OUTLINES_FORMATS, PATTERNS
+from grammar_service.grammars.schema.formats import OUTLINES_FORMATS, PATTERNS, only_format
 from grammar_service.grammars.schema.forms import LLGUIDANCE_FORMATS
 from grammar_service.grammars.schema.modern import KEYWORD_TYPE
 from grammar_service.grammars.schema.rewrite import Rewritten
@@ -73,8 +73,14 @@ def unenforced_formats(rewritten: Rewritten, backend: str) -> list[Unenforced]:
         Unenforced(rewritten.origin(pointer), "format")
         for pointer, node in subschemas(rewritten.schema)
         if isinstance(node, dict) and "format" in node
-        and node["format"] not in _FORMATS[backend]
+        and (node["format"] not in _FORMATS[backend] or _is_second(pointer, node, backend))
     ]  # fmt: skip
+
+
+def _is_second(pointer: str, node: Node, backend: str) -> bool:
+    """Whether this is a text's second format: llguidance alone has both."""
+    in_list = re.search(r"/allOf/\d+$", pointer)
+    return backend != "llguidance" and bool(in_list) and only_format(node)
 
 
 def refusal(message: str, rewritten: Rewritten) -> Unenforced:
@@ -112,10 +118,10 @@ def _llguidance(node: Node) -> set[str]:
 
 
 def _xgrammar(node: Node) -> set[str]:
-    asserted = _ASSERTIONS & node.keys()
+    asserted = _asserted(node)
     found = _CONDITIONAL & asserted
     found |= _irregular(node) | _overlapping_patterns(node)
-    if "allOf" in node:
+    if "allOf" in asserted:
         found.add("allOf")
     # What it looks at first hides the rest.
     hiding = next((key for key in ("$ref", "enum", "anyOf") if key in node), None)
@@ -152,7 +158,7 @@ def _xgrammar(node: Node) -> set[str]:
 
 
 def _outlines(node: Node) -> set[str]:
-    asserted = _ASSERTIONS & node.keys()
+    asserted = _asserted(node)
     known = {"type", "enum", "$ref", "anyOf", "properties", "required", "items"}
     hiding = next((key for key in ("$ref", "enum", "anyOf") if key in node), None)
     # The keys of values aren't escaped in its expression.
@@ -186,6 +192,12 @@ def _has_plain_keys(value: Any) -> bool:
         re.fullmatch("[A-Za-z0-9_ -]*", key) and _has_plain_keys(inner)
         for key, inner in value.items()
     )
+
+
+def _asserted(node: Node) -> set[str]:
+    """The keywords that assert something: formats, also a list of them, are annotations."""
+    asserted = _ASSERTIONS & node.keys()
+    return asserted - {"allOf"} if all(map(only_format, node.get("allOf", ()))) else asserted
 
 
 def _lost_bounds(node: Node) -> set[str]:

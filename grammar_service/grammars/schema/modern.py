@@ -44,6 +44,10 @@ _SINGLE = (
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "dependentSchemas")
 _PLAIN = (*KEYWORD_TYPE, "type", "dependentRequired", "$dynamicRef", "$recursiveRef")
+_COUNTS = {
+    "minLength", "maxLength", "minItems", "maxItems", "minContains", "maxContains",
+    "minProperties", "maxProperties",
+}  # fmt: skip
 _EMPTY = {"minLength": 0, "minItems": 0, "minProperties": 0, "uniqueItems": False, "required": []}
 
 
@@ -119,6 +123,9 @@ class Modern:
                 new[key] = self._schema_at(here, value)
             case _ if key in _LISTS:
                 new[key] = self._list(here, value)
+            case _ if key in _COUNTS and isinstance(value, float):
+                # 1.0 counts by the standard, and no library reads it.
+                new[key] = int(value) if value.is_integer() else value
             case _ if key in _PLAIN:
                 new[key] = value
 

@@ -233,6 +233,14 @@ _FORBIDDEN: list[tuple[Any, str, str]] = [
     ({"type": "string", "format": "ipv6"}, '"x"', "outlines"),
     ({"type": "string", "format": "uuid"}, '"x"', ""),
     ({"type": "string", "format": "uri"}, '"x"', ""),
+    (
+        {"type": "string", "format": "hostname", "allOf": [{"format": "ipv4"}]},
+        '"a.b"',
+        "xgrammar outlines",
+    ),
+    ({"type": "string", "format": "date"}, '"2024-02-30"', "xgrammar outlines"),
+    ({"type": "string", "format": "date"}, '"2023-02-29"', "llguidance xgrammar outlines"),
+    ({"type": "string", "format": "ipv4"}, '"01.2.3.4"', "xgrammar outlines"),
     ({"type": "string", "format": "uri-template"}, '"{"', "llguidance outlines"),
     ({"type": "string", "format": "relative-json-pointer"}, '"x"', "outlines"),
 ]
