@@ -328,6 +328,19 @@ def test_formats_are_annotations_unless_they_are_strict(client: GrammarClient) -
         assert takes(client, spec, ['"2024-02-29"', '"x"']) == ['"2024-02-29"']
 
 
+def test_each_of_two_formats_is_heard(client: GrammarClient) -> None:
+    schema = {"type": "string", "allOf": [{"format": "hostname"}, {"format": "ipv4"}]}
+    spec = GrammarSpec.json_schema(schema, strict_formats=True)
+    assert takes(client, spec, ['"1.2.3.4"', '"a.b"', '"::1"']) == ['"1.2.3.4"']
+    second = (("/allOf/1", "format"),)
+    refused = refusal_of(
+        client, GrammarSpec.json_schema(schema, backend="xgrammar", strict_formats=True)
+    )
+    assert refused.unenforced == second
+    grammar = client.compile(GrammarSpec.json_schema(schema, backend="xgrammar"), BYTES)
+    assert (grammar.unenforced, grammar.annotations) == ((), second)
+
+
 LOOSE = {
     "type": "object",
     "properties": {

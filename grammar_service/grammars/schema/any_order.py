@@ -35,7 +35,7 @@ _MOST_SETS = 50
 """Of objects side by side that are looked at."""
 _OBJECT = {"type", "properties", "required", "additionalProperties", "patternProperties"}
 _ARRAY = {"type", "items", "minItems", "maxItems"}
-_STRING = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(0[0-7be]|1[0-9a-f]))*"/'
+_STRING = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt]|\\u00(0[0-7bef]|1[0-9a-f]))*"/'
 """A string of JSON; no two of them are the same text, spelled in two ways."""
 
 
@@ -229,9 +229,10 @@ class _Writer:
         """The members of an object that aren't declared; None if they can't be told apart."""
         properties = node.get("properties", {})
         patterns = dict(node.get("patternProperties", {}))
-        rest = (
-            patterns.pop("") if list(patterns) == [""] else node.get("additionalProperties", True)
-        )
+        rest = node.get("additionalProperties", True)
+        # A pattern of every name is about the declared ones too.
+        if list(patterns) == [""] and all(_same(v, patterns[""]) for v in properties.values()):
+            rest = patterns.pop("")
         if patterns and rest is not False:
             return None
         members = []
@@ -241,7 +242,7 @@ class _Writer:
             if any(_overlap(pattern, other) for other in others) or not names.fit(both):
                 return None
             # What is declared besides was merged with the pattern's schema, if only by `required`.
-            if any(json.dumps(properties[key]) != json.dumps(value) for key in both):
+            if not all(_same(properties[key], value) for key in both):
                 return None
             key: Node = {"type": "string", "pattern": pattern}
             if both:
@@ -310,6 +311,10 @@ def _values(node: Node, key: str | None) -> list[Schema]:
 
 def _nodes(schema: Schema) -> list[Node]:
     return [node for _, node in subschemas(schema) if isinstance(node, dict)]
+
+
+def _same(schema: Schema, other: Schema) -> bool:
+    return json.dumps(schema) == json.dumps(other)
 
 
 def _overlap(pattern: str, other: str) -> bool:

@@ -42,8 +42,6 @@ _MERGE: dict[str, Callable[[Any, Any], Any]] = {
     "minLength": max, "maxLength": min, "minItems": max, "maxItems": min,
     "minProperties": max, "maxProperties": min,
     "uniqueItems": lambda one, two: one or two,
-    # An annotation: one of the two is as good as the other.
-    "format": lambda one, two: one,
 }  # fmt: skip
 _OBJECT = ("properties", "patternProperties", "additionalProperties")
 _ARRAY = ("prefixItems", "items")
@@ -156,6 +154,7 @@ def _array(first: Node, second: Node, inner: Conjoin) -> Node:
             for i in range(length)
         ]  # fmt: skip
     items = inner(*rest)
-    if items is not True:
+    # Where it is said that there may be more, they count as evaluated.
+    if items is not True or "items" in first or "items" in second:
         merged["items"] = items
     return merged

@@ -12,17 +12,17 @@ beside `patternProperties` in an open object, a declared key written with an esc
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 from grammar_service.errors import Unenforced
 from grammar_service.grammars.regex import NOTHING, RegexError, read
 from grammar_service.grammars.schema import regex_sets
-from grammar_service.grammars.schema.formats import OUTLINES_FORMATS, PATTERNS
+from grammar_service.grammars.schema.formats import OUTLINES_FORMATS, PATTERNS, only_format
 from grammar_service.grammars.schema.forms import LLGUIDANCE_FORMATS
 from grammar_service.grammars.schema.modern import KEYWORD_TYPE
 from grammar_service.grammars.schema.rewrite import Rewritten
-from grammar_service.grammars.schema.types import type_of
 from grammar_service.grammars.schema.walk import Node, subschemas
 
 BACKENDS = ("llguidance", "xgrammar", "outlines")
@@ -36,6 +36,8 @@ _CONDITIONAL = {
     "unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef",
 }  # fmt: skip
 _ASSERTIONS = {*KEYWORD_TYPE, *_CONDITIONAL, "type", "enum", "$ref", "anyOf", "allOf"} - {"format"}
+_EXCLUSIVE = ("exclusiveMinimum", "exclusiveMaximum")
+_BOUNDS = ("minimum", "maximum", *_EXCLUSIVE)
 _FORMATS = {
     "llguidance": LLGUIDANCE_FORMATS | PATTERNS.keys(),
     "xgrammar": LLGUIDANCE_FORMATS
@@ -71,8 +73,14 @@ def unenforced_formats(rewritten: Rewritten, backend: str) -> list[Unenforced]:
         Unenforced(rewritten.origin(pointer), "format")
         for pointer, node in subschemas(rewritten.schema)
         if isinstance(node, dict) and "format" in node
-        and node["format"] not in _FORMATS[backend]
+        and (node["format"] not in _FORMATS[backend] or _is_second(pointer, node, backend))
     ]  # fmt: skip
+
+
+def _is_second(pointer: str, node: Node, backend: str) -> bool:
+    """Whether this is a text's second format: llguidance alone has both."""
+    in_list = re.search(r"/allOf/\d+$", pointer)
+    return backend != "llguidance" and bool(in_list) and only_format(node)
 
 
 def refusal(message: str, rewritten: Rewritten) -> Unenforced:
@@ -99,7 +107,7 @@ def refusal(message: str, rewritten: Rewritten) -> Unenforced:
 
 def _llguidance(node: Node) -> set[str]:
     found = (_CONDITIONAL | {"propertyNames"}) & node.keys()
-    found |= _irregular(node)
+    found |= _irregular(node) | _lost_bounds(node)
     optional = [name for name in node.get("properties", {}) if name not in node.get("required", ())]
     closed = node.get("additionalProperties", True) is False and "patternProperties" not in node
     # It counts a key that is repeated twice, and only what isn't declared (for maxProperties,
@@ -110,10 +118,10 @@ def _llguidance(node: Node) -> set[str]:
 
 
 def _xgrammar(node: Node) -> set[str]:
-    asserted = _ASSERTIONS & node.keys()
+    asserted = _asserted(node)
     found = _CONDITIONAL & asserted
     found |= _irregular(node) | _overlapping_patterns(node)
-    if "allOf" in node:
+    if "allOf" in asserted:
         found.add("allOf")
     # What it looks at first hides the rest.
     hiding = next((key for key in ("$ref", "enum", "anyOf") if key in node), None)
@@ -128,7 +136,7 @@ def _xgrammar(node: Node) -> set[str]:
         others = node.get("additionalProperties", True)
         if others is not False and (isinstance(others, dict) or not node.get("required")):
             found |= {"properties", "patternProperties"}
-    ranges = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"} & node.keys()
+    ranges = {*_BOUNDS} & node.keys()
     multiple = node.get("multipleOf", 1)
     counts = multiple == int(multiple) <= _XGRAMMAR_MULTIPLE
     if "multipleOf" in node and (kinds != {"integer"} or ranges or not counts):
@@ -140,6 +148,8 @@ def _xgrammar(node: Node) -> set[str]:
     properties = node.get("properties", {})
     if any(name not in properties for name in node.get("required", ())):
         found.add("required")
+    if "propertyNames" in node and node.get("additionalProperties") is False:
+        found |= {"propertyNames", "additionalProperties"}
     if "propertyNames" in node and (properties or "patternProperties" in node):
         found |= {"propertyNames", "properties"} & node.keys()
     if node.get("minProperties", 0) > 1:
@@ -148,9 +158,12 @@ def _xgrammar(node: Node) -> set[str]:
 
 
 def _outlines(node: Node) -> set[str]:
-    asserted = _ASSERTIONS & node.keys()
+    asserted = _asserted(node)
     known = {"type", "enum", "$ref", "anyOf", "properties", "required", "items"}
     hiding = next((key for key in ("$ref", "enum", "anyOf") if key in node), None)
+    # The keys of values aren't escaped in its expression.
+    if hiding == "enum" and not all(map(_has_plain_keys, node["enum"])):
+        return asserted
     if hiding:
         return asserted - {hiding}
     kinds = _kinds(node)
@@ -169,9 +182,46 @@ def _outlines(node: Node) -> set[str]:
         found.add("properties")
     if len(kinds) > 1 or not kinds:
         found |= asserted & KEYWORD_TYPE.keys()
-    if "enum" in node and any(type_of(value) in ("array", "object") for value in node["enum"]):
-        found.add("enum")
     return found
+
+
+def _has_plain_keys(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_has_plain_keys, value))
+    return not isinstance(value, dict) or all(
+        re.fullmatch("[A-Za-z0-9_ -]*", key) and _has_plain_keys(inner)
+        for key, inner in value.items()
+    )
+
+
+def _asserted(node: Node) -> set[str]:
+    """The keywords that assert something: formats, also a list of them, are annotations."""
+    asserted = _ASSERTIONS & node.keys()
+    return asserted - {"allOf"} if all(map(only_format, node.get("allOf", ()))) else asserted
+
+
+def _lost_bounds(node: Node) -> set[str]:
+    """Bounds of which llguidance takes an exclusive one for inclusive.
+
+    It does with a whole number where the other bound lies before the next one, further from zero.
+    """
+    beside = [node, *_beside(node)]
+    # A float and a whole number of 400 digits have no difference otherwise.
+    whole = [Fraction(part[key]) for part in beside for key in _EXCLUSIVE
+             if part.get(key, 0.5) % 1 == 0]  # fmt: skip
+    others = [Fraction(part[key]) for part in beside for key in _BOUNDS if key in part]
+    lost = "$ref" in node or any(
+        one * other >= 0 and 0 < abs(other) - abs(one) < 1 for one in whole for other in others
+    )
+    return {"allOf", *_BOUNDS} & node.keys() if lost else set()
+
+
+def _beside(node: Node) -> Iterator[Node]:
+    """What a library merges into a node; where references lead isn't looked at."""
+    for branch in (*node.get("allOf", ()), *node.get("anyOf", ())):
+        if isinstance(branch, dict):
+            yield branch
+            yield from _beside(branch)
 
 
 def _kinds(node: Node) -> set[str]:

@@ -4,6 +4,8 @@ Each admits only texts of the format. The one for `regex` admits less: groups ne
 and bounds and ranges are those whose order can be seen character by character.
 """
 
+from typing import Any
+
 _CHARACTER = r"[^\x00-\x1f\\.\[\](){}*+?|^$]"
 _ESCAPE = r"\\[dDwWsSbBtnrfv.^$*+?()\[\]{}|/\\-]"
 _CLASS_ESCAPE = r"\\[dDwWsStnrfv.^$*+?()\[\]{}|/\\-]"
@@ -45,3 +47,8 @@ PATTERNS = {
 
 OUTLINES_FORMATS = frozenset({"date-time", "date", "time", "email", "uuid", "uri"})
 """Those that outlines-core has; it refuses all others."""
+
+
+def only_format(node: Any) -> bool:
+    """Whether a node says a format and nothing else; in an `allOf` it is the second of a text."""
+    return isinstance(node, dict) and node.keys() == {"format"}

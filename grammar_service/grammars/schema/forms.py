@@ -35,6 +35,10 @@ LLGUIDANCE_FORMATS = frozenset({
 })  # fmt: skip
 _HOISTED = 60
 """Bytes of a property's schema from which on it becomes a definition rather than a copy."""
+_OTHERS = ""
+"""The pattern of every name that isn't declared, made up here."""
+_EVERY = "^(?s:.*)$"
+"""The pattern of every name, declared or not, where the schema has one."""
 
 
 def forms(schema: Any, backend: str, fixed_order: bool = False) -> list[Any | Rules]:
@@ -113,12 +117,18 @@ class _Llguidance:
                 new[key] = self._node(value)
         if patterns:
             new["allOf"] = [*new.get("allOf", []), *patterns]
+        # What is apart from its object is met before it's whole, and closes it.
+        apart = [key for key in ("patternProperties", "additionalProperties") if key in new]
+        new |= {key: new.pop(key) for key in apart}
         if self._way is _Orders.ONE:
             return new
         rest = new.get("additionalProperties", True)
+        if "" in new.get("patternProperties", {}):
+            named = new["patternProperties"].items()
+            new["patternProperties"] = {key or _EVERY: value for key, value in named}
         if "properties" in new and "patternProperties" not in new and rest is not False:
-            new["patternProperties"] = {"": rest}
-            new["additionalProperties"] = False
+            new.pop("additionalProperties", None)
+            new |= {"patternProperties": {_OTHERS: rest}, "additionalProperties": False}
         return self._orders(new)
 
     def _orders(self, node: Node) -> Node:
@@ -175,11 +185,10 @@ def _patterns(node: Node, optional: dict[str, Any]) -> dict[str, Any] | None:
     declared = list(node["properties"])
     if not names.fit(declared):
         return None
-    patterns = {
-        names.just(name): schema for name, schema in optional.items() if schema is not False
-    }
+    # A name that may not come needs its pattern too: it would be an additional one without.
+    patterns = {names.just(name): schema for name, schema in optional.items()}
     for pattern, schema in node.get("patternProperties", {}).items():
-        if pattern == "":
+        if pattern == _OTHERS:
             patterns[names.other_than(declared)] = schema
         elif all(regex_sets.disjoint(pattern, regex_sets.literal(name)) for name in optional):
             patterns[pattern] = schema

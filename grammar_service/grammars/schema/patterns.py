@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from grammar_service.grammars.regex import ANYTHING, NOTHING, RegexError, in_json, read, write
-from grammar_service.grammars.schema.formats import OUTLINES_FORMATS
+from grammar_service.grammars.schema.formats import OUTLINES_FORMATS, only_format
 from grammar_service.grammars.schema.walk import NAMED
 
 Write = Callable[[str], str | None]
@@ -19,9 +19,9 @@ Write = Callable[[str], str | None]
 
 
 def for_library(schema: Any, backend: str) -> Any:
-    """The schema as a library reads it; for outlines-core without the formats that it refuses."""
-    if backend == "outlines":
-        schema = _without_formats(schema, OUTLINES_FORMATS)
+    """The schema as a library reads it, without the formats that keep it from doing so."""
+    if backend != "llguidance":
+        schema = _without_formats(schema, OUTLINES_FORMATS if backend == "outlines" else None)
     return written(schema, partial(_for_library, backend))
 
 
@@ -68,7 +68,7 @@ def _for_library(backend: str, pattern: str) -> str | None:
     except RegexError:
         return None
     if backend == "llguidance":
-        # `forms` knows the pattern of every name by its being empty.
+        # Those who read it next know the pattern of every name by its being empty.
         return "" if tree == ANYTHING else f"^(?:{write(tree)})$"
     spelled = in_json(tree)
     if backend == "xgrammar":
@@ -78,7 +78,8 @@ def _for_library(backend: str, pattern: str) -> str | None:
     return f"^(?:{write(spelled)})$"
 
 
-def _without_formats(schema: Any, known: frozenset[str]) -> Any:
+def _without_formats(schema: Any, known: frozenset[str] | None) -> Any:
+    """The schema with known formats, or any, and one for a text, which is what can be enforced."""
     if isinstance(schema, list):
         return [_without_formats(item, known) for item in schema]
     if not isinstance(schema, dict):
@@ -89,6 +90,10 @@ def _without_formats(schema: Any, known: frozenset[str]) -> Any:
             new[key] = {name: _without_formats(inner, known) for name, inner in value.items()}
         elif key in ("enum", "required"):
             new[key] = value
-        elif key != "format" or value in known:
+        elif key == "allOf":
+            branches = [inner for inner in value if not only_format(inner)]
+            if branches:
+                new[key] = _without_formats(branches, known)
+        elif key != "format" or known is None or value in known:
             new[key] = _without_formats(value, known)
     return new

@@ -71,6 +71,24 @@ _FORBIDDEN: list[tuple[Any, str, str]] = [
     ),
     ({"type": "object", "required": ["a"], "additionalProperties": _I}, '{"a":"x"}', ""),
     ({"type": "object", "properties": {"a": False, "b": _I}}, '{"a":1}', ""),
+    (
+        {"type": "object", "properties": {"a": False}, "patternProperties": {"^x": _I}},
+        '{"a":1}',
+        "",
+    ),
+    *(
+        (
+            {"type": "object", "properties": {"a": True}, "patternProperties": {every: _I}},
+            '{"a":"x"}',
+            "xgrammar",
+        )
+        for every in ("", "^", ".*", "[^]*", "(?s:.*)")
+    ),
+    (
+        {"type": "object", "propertyNames": {"enum": ["a"]}, "additionalProperties": False},
+        '{"a":1}',
+        "xgrammar",
+    ),
     ({"type": "string", "pattern": "b"}, '"ac"', ""),
     ({"type": "string", "pattern": "^a|b$"}, '"xa"', ""),
     ({"type": "string", "pattern": "^(a|b)$", "maxLength": 0}, '"a"', "xgrammar"),
@@ -110,6 +128,21 @@ _FORBIDDEN: list[tuple[Any, str, str]] = [
     ({"type": "number", "maximum": 5}, "5.1", "outlines"),
     ({"type": "number", "exclusiveMaximum": 5}, "5.0", "outlines"),
     ({"type": "number", "exclusiveMaximum": 5}, "5", "outlines"),
+    ({"exclusiveMinimum": 5, "exclusiveMaximum": 5.5}, "5", "llguidance xgrammar"),
+    ({"type": "number", "exclusiveMinimum": 5, "maximum": 5.5}, "5", "llguidance outlines"),
+    (
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5},
+        "0",
+        "llguidance outlines",
+    ),
+    ({"type": "number", "minimum": -0.5, "exclusiveMaximum": 0}, "-0", "llguidance outlines"),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "0", "outlines"),
+    ({"type": "number", "exclusiveMinimum": -5, "maximum": -4.5}, "-5", "outlines"),
+    (
+        {"maximum": 5.5, "anyOf": [{"type": "number", "exclusiveMinimum": 5}, {"type": "null"}]},
+        "5",
+        "llguidance outlines",
+    ),
     ({"type": "number", "minimum": 10000000000.0}, "3", "outlines"),
     ({"type": "number", "minimum": 1e-07}, "0", "outlines"),
     ({"type": "integer", "maximum": 1.5}, "2", "outlines"),
@@ -137,6 +170,9 @@ _FORBIDDEN: list[tuple[Any, str, str]] = [
     ({"enum": [[1, "a"]]}, '[1,"b"]', ""),
     ({"enum": ["a", 1, None]}, "2", ""),
     ({"enum": [{}]}, '{"a":1}', ""),
+    ({"enum": [{'"': 1}]}, '{""":1}', "outlines"),
+    ({"enum": [[{"é.*": 2}]]}, '[{"éxx":2}]', "outlines"),
+    ({"enum": [{"a": "b.c"}]}, '{"a":"bxc"}', ""),
     ({"type": ["string", "null"], "minLength": 2}, '"a"', ""),
     ({"type": ["integer", "string"], "minimum": 2, "minLength": 2}, "1", "outlines"),
     ({"minLength": 2}, '"a"', "xgrammar"),
@@ -197,6 +233,11 @@ _FORBIDDEN: list[tuple[Any, str, str]] = [
     ({"type": "string", "format": "ipv6"}, '"x"', "outlines"),
     ({"type": "string", "format": "uuid"}, '"x"', ""),
     ({"type": "string", "format": "uri"}, '"x"', ""),
+    (
+        {"type": "string", "format": "hostname", "allOf": [{"format": "ipv4"}]},
+        '"a.b"',
+        "xgrammar outlines",
+    ),
     ({"type": "string", "format": "uri-template"}, '"{"', "llguidance outlines"),
     ({"type": "string", "format": "relative-json-pointer"}, '"x"', "outlines"),
 ]
@@ -247,6 +288,16 @@ _ALLOWED: list[tuple[Any, str]] = [
     ({"type": "object", "properties": {"a": _I}, "required": ["a"]}, '{"a":1,"x":[],"y":{}}'),
     ({"type": "object", "properties": {"a": _I, "ab": _I}}, '{"abc":null,"":0,"ab":1,"a":2}'),
     ({"type": "object", "properties": {"a": _I, "b": _I}, "maxProperties": 1}, '{"b":1}'),
+    (
+        {
+            "anyOf": [{"type": "string"}, {"type": "object"}],
+            "properties": {"a": _I},
+            "additionalProperties": True,
+        },
+        '{"b":true}',
+    ),
+    ({"type": "object", "properties": {"a": False}, "patternProperties": {"^x": _I}}, '{"b":""}'),
+    ({"type": "object", "properties": {"a": _I}}, '{"\\u000f":1}'),
     ({"type": "string", "format": "regex"}, '"^(a|b)[a-z]{2,3}$"'),
     ({"type": "string", "format": "json-pointer"}, '"/a/~0b"'),
     ({"type": "string", "format": "anything"}, '"x"'),
