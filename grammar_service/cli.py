@@ -47,7 +47,9 @@ class Serve(ServiceSettings):
         logger().info("serving", target=server.target, region_dir=str(self.region_dir))
         stop.wait()
         logger().info("stopping", grace_seconds=self.grace_seconds)
-        server.stop()
+        if not server.stop():
+            logger().error("some calls don't end; exiting without them")
+            os._exit(1)  # the interpreter would wait for their threads
 
 
 class Health(BaseModel):

@@ -15,6 +15,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.vocabulary import Vocabulary
 from grammar_service.backends import NAMES, Backend
@@ -38,6 +40,9 @@ _SPEAKERS = {
     GrammarType.LARK: ("llguidance",),
 }
 _SCHEMA_SPEAKERS = ("llguidance", "xgrammar", "outlines")
+_LONG_CHOICE = 2_000
+"""Characters from which on xgrammar takes more than 20 ms to compile (500 ms for 36,000, where
+llguidance takes 16)."""
 _DIALECTS = {
     GrammarType.REGEX: EXPRESSION,
     GrammarType.CHOICE: "a list of texts",
@@ -101,8 +106,26 @@ def make(
             except Invalid as error:
                 errors.append(error)
             else:
+                _check_start(backends[attempt.backend], data, form, vocabulary)
                 return Made(attempt.backend, form, data, attempt.unenforced, attempt.annotations)
     raise planned.refused(errors)
+
+
+def _check_start(backend: Backend, data: bytes, form: GrammarSpec, vocabulary: Vocabulary) -> None:
+    """Refuses a grammar without a text, as `root ::= root` is; its first mask would be empty."""
+    if form.type not in (GrammarType.EBNF, GrammarType.LARK):
+        return
+    matcher = backend.matcher(
+        backend.load(data, form, vocabulary), vocabulary.stop_token_ids or (0,)
+    )
+    masks = torch.zeros((1, (vocabulary.width + 31) // 32), dtype=torch.int32)
+    backend.fill([matcher], masks, [0])
+    if not bool(masks.any()):
+        raise Invalid(
+            "SPEC_INVALID",
+            "no text of this vocabulary begins as the grammar does; look for a rule that leads "
+            "to itself alone, or for characters that no token has",
+        )
 
 
 def plan(spec: GrammarSpec, limits: Limits, allowed: Collection[str] = NAMES) -> Plan:
@@ -123,6 +146,8 @@ def plan(spec: GrammarSpec, limits: Limits, allowed: Collection[str] = NAMES) ->
     elif spec.type is GrammarType.STRUCTURAL_TAG:
         attempts = (_attempt_tag(spec, limits),)
     else:
+        if spec.type is GrammarType.CHOICE:
+            backends = _check_choices(spec, limits, backends)
         attempts = tuple(Attempt(backend, (spec,)) for backend in backends)
 
     def refused(errors: list[Invalid]) -> Invalid:
@@ -131,6 +156,18 @@ def plan(spec: GrammarSpec, limits: Limits, allowed: Collection[str] = NAMES) ->
         return Invalid("SPEC_INVALID", f"expected {_DIALECTS[spec.type]}: {errors[0].message}")
 
     return Plan(attempts, refused)
+
+
+def _check_choices(spec: GrammarSpec, limits: Limits, backends: tuple[str, ...]) -> tuple[str, ...]:
+    """The backends for a choice: for a long one, llguidance before xgrammar. Raises Invalid."""
+    if len(spec.choices) > limits.enum:
+        raise Invalid(
+            "SPEC_TOO_LARGE",
+            f"{len(spec.choices)} choices; allowed are {limits.enum} (schema_enum)",
+        )
+    if sum(map(len, spec.choices)) > _LONG_CHOICE:
+        return tuple(sorted(backends, key=lambda backend: backend != "llguidance"))
+    return backends
 
 
 def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:

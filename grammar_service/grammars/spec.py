@@ -54,6 +54,12 @@ def canonical(spec: GrammarSpec, max_bytes: int) -> GrammarSpec:
         raise Invalid("SPEC_INVALID", f"max_whitespace is 0 to {MAX_WHITESPACE}")
     if (spec.item_separator, spec.key_separator) != (",", ":") and spec.max_whitespace:
         raise Invalid("SPEC_INVALID", "separators of one's own go with max_whitespace 0")
+    for separator, mark in ((spec.item_separator, ","), (spec.key_separator, ":")):
+        if separator.strip(" \t\n\r") != mark:
+            raise Invalid(
+                "SPEC_INVALID",
+                f"the separator {separator[:40]!r} isn't JSON: white space, {mark!r}, white space",
+            )
     _check_parts(spec)
     if spec.type in _JSON_TYPES:
         value = parse_json(spec.source)

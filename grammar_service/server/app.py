@@ -1,6 +1,7 @@
 """Puts the service together, starts it and stops it."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,6 +61,9 @@ class Health(health.HealthServicer):  # type: ignore[misc]
 
 _OTHER_CALLS = 32
 """Threads beyond those of streams and compiles: health, uploads, forks, closes, unary steps."""
+_POOL = "rpc"
+_SLACK_SECONDS = 2.0
+"""What calls may take to end after the grace."""
 _SERVICES = tuple(
     file.services_by_name[name].full_name
     for file, name in (
@@ -114,8 +118,9 @@ class GrammarServer:
         )
         self._streams = Streams(settings.max_streams)
         threads = settings.max_streams + settings.compile_queue + _OTHER_CALLS
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=_POOL)
         self._server = grpc.server(
-            ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
+            self._pool,
             options=[
                 # A leftover server must not share the port in silence.
                 ("grpc.so_reuseport", 0),
@@ -159,13 +164,22 @@ class GrammarServer:
         threading.Thread(target=self._expire, name="expiry", daemon=True).start()
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
-    def stop(self) -> None:
-        """Drains: health says NOT_SERVING, streams end after their step, calls get the grace."""
+    def stop(self) -> bool:
+        """Drains: health says NOT_SERVING, streams end after their step, calls get the grace.
+
+        False if some call hasn't ended even so, as in native code that doesn't return.
+        """
         self._stopping.set()
         self._health.stop()
         self._streams.drain()
-        self._server.stop(self._settings.grace_seconds).wait()
+        end = time.monotonic() + self._settings.grace_seconds + _SLACK_SECONDS
+        self._server.stop(self._settings.grace_seconds).wait(end - time.monotonic())
         self._children.close()
+        self._pool.shutdown(wait=False)
+        calls = [thread for thread in threading.enumerate() if thread.name.startswith(_POOL)]
+        for thread in calls:
+            thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in calls)
 
     def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", *_SERVICES):
