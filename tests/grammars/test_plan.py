@@ -386,3 +386,35 @@ def test_a_tag_is_searched_wherever_a_schema_is(client: GrammarClient) -> None:
     assert refusal_of(client, tag_of({"required": True})).reason == "SPEC_INVALID"
     # In another style, the same holds.
     assert refusal_of(client, tag_of(LOOSE, style="qwen_xml")).reason == "SPEC_UNENFORCED"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        False,
+        {"enum": []},
+        {"type": "integer", "minimum": 1.5, "maximum": 1.7},
+        {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2},
+        {"type": "number", "exclusiveMinimum": 1, "maximum": 1},
+        {"type": "string", "minLength": 3, "maxLength": 1},
+        {"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "^b"}]},
+    ],
+)
+def test_what_no_value_fits_is_no_spec(client: GrammarClient, schema: Any) -> None:
+    refused = refusal_of(client, GrammarSpec.json_schema(schema))
+    assert refused.reason == "SPEC_INVALID"
+    assert "no value fits" in str(refused)
+
+
+def test_a_refusal_names_what_the_schema_has(client: GrammarClient) -> None:
+    big = {"type": "array", "items": {"type": "integer", "minimum": 10**400}}
+    for backend in ("llguidance", "xgrammar"):
+        refused = refusal_of(client, GrammarSpec.json_schema(big, backend=backend))
+        assert refused.reason == "SPEC_UNENFORCED"
+        assert not str(refused).rstrip().endswith(":")
+        ((pointer, keyword),) = refused.unenforced
+        assert keyword in (big if pointer == "" else big["items"])
+    refused = refusal_of(client, GrammarSpec.json_schema({}, backend="outlines"))
+    assert (refused.reason, refused.unenforced) == ("SPEC_UNSUPPORTED", ())
+    refused = refusal_of(client, GrammarSpec.json_schema('{"minimum": 1e400}'))
+    assert "1e400" in str(refused)
