@@ -187,6 +187,8 @@ def _attempt_tag(spec: GrammarSpec, limits: Limits) -> Attempt:
 def _plan_schema(spec: GrammarSpec, limits: Limits, allowed: Collection[str]) -> Plan:
     schema = {"type": "object"} if spec.type is GrammarType.JSON_OBJECT else parse_json(spec.source)
     rewritten = rewrite(schema, check(schema, limits), spec.close_objects)
+    if rewritten.schema is False:
+        raise Invalid("SPEC_INVALID", "the schema at /: no value fits it; correct it")
     found = candidates(
         rewritten,
         [b for b in _asked(spec, _SCHEMA_SPEAKERS, allowed) if _separates(spec, b)],
@@ -211,11 +213,15 @@ def _plan_schema(spec: GrammarSpec, limits: Limits, allowed: Collection[str]) ->
             return unenforced_error(best)
         # What is said of rules has pointers into their parts.
         error = errors[sum(isinstance(form, Rules) for form in found[0].schemas)]
+        if "Unsatisfiable schema" in error.message:
+            return Invalid("SPEC_INVALID", f"the schema at /: no value fits it: {error.message}")
         named = refusal(error.message, rewritten)
+        if named is None:
+            return Invalid("SPEC_UNSUPPORTED", f"no backend asked for takes it: {error.message}")
         return Invalid(
             "SPEC_UNENFORCED",
             f"{named.keyword} at {named.pointer or '/'} isn't enforced by any backend: "
-            f"{error.message}",
+            f"{error.message or 'the library gives no reason'}",
             (named,),
         )
 

@@ -7,6 +7,7 @@ backends that it may come to, so that two replicas name the same grammar alike, 
 import dataclasses
 import hashlib
 import json
+import math
 import re
 import unicodedata
 from typing import Any, NoReturn
@@ -108,7 +109,7 @@ def expression(pattern: str, place: str = "") -> str:
 def parse_json(text: str) -> Any:
     """Parses strict JSON: no NaN, no deep nesting. Raises Invalid with SPEC_INVALID."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
         raise Invalid("SPEC_TOO_LARGE", "the JSON is nested too deeply") from None
     except ValueError as error:
@@ -121,6 +122,13 @@ def dump_json(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except RecursionError:
         raise Invalid("SPEC_TOO_LARGE", "the JSON is nested too deeply") from None
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return number
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -399,29 +399,3 @@ def test_a_tag_is_searched_wherever_a_schema_is(client: GrammarClient) -> None:
     assert refusal_of(client, tag_of({"required": True})).reason == "SPEC_INVALID"
     # In another style, the same holds.
     assert refusal_of(client, tag_of(LOOSE, style="qwen_xml")).reason == "SPEC_UNENFORCED"
-
-
-@pytest.mark.parametrize("separator", ['"', "}", ".,*", ",,", "x,", ", x"])
-def test_a_separator_is_one(client: GrammarClient, separator: str) -> None:
-    spec = GrammarSpec.json_schema({}, max_whitespace=0, item_separator=separator)
-    assert "isn't JSON" in refusal_of(client, spec).message
-    spec = GrammarSpec.json_schema({}, max_whitespace=0, key_separator=separator.replace(",", ":"))
-    assert "isn't JSON" in refusal_of(client, spec).message
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [GrammarSpec.ebnf("root ::= root"), GrammarSpec.lark("start: start")],
-)
-def test_a_grammar_that_begins_nowhere_is_refused(client: GrammarClient, spec: GrammarSpec) -> None:
-    refused = refusal_of(client, spec)
-    assert (refused.reason, "leads to itself" in refused.message) == ("SPEC_INVALID", True)
-
-
-def test_long_choices_go_to_the_backend_that_is_soonest_ready(client: GrammarClient) -> None:
-    assert client.compile(GrammarSpec.choice(["yes", "no"]), BYTES).backend == "xgrammar"
-    many = [f"number {number}" for number in range(1000)]
-    assert client.compile(GrammarSpec.choice(many), BYTES).backend == "llguidance"
-    assert client.compile(GrammarSpec.choice(["x" * 5000]), BYTES).backend == "llguidance"
-    too_many = GrammarSpec.choice([str(number) for number in range(50_001)])
-    assert refusal_of(client, too_many).reason == "SPEC_TOO_LARGE"

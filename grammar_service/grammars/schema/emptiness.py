@@ -1,5 +1,7 @@
 """What the bounds of a node come to: types without a value, and counts that hold anyway."""
 
+import math
+
 from grammar_service.grammars.schema.types import declared, with_types
 from grammar_service.grammars.schema.walk import Node, Schema
 
@@ -7,7 +9,6 @@ _BOUNDS = {
     "string": (("minLength", "maxLength"),),
     "array": (("minItems", "maxItems"),),
     "object": (("minProperties", "maxProperties"),),
-    "number": (("minimum", "maximum"),),
 }
 
 
@@ -28,7 +29,8 @@ def satisfiable(node: Node) -> Schema:
 
 
 def _empty(node: Node, kind: str) -> bool:
-    kind = "number" if kind == "integer" else kind
+    if kind in ("integer", "number"):
+        return _no_number(node, kind)
     for low, high in _BOUNDS.get(kind, ()):
         if low in node and high in node and node[low] > node[high]:
             return True
@@ -44,3 +46,18 @@ def _empty(node: Node, kind: str) -> bool:
         open_names = "patternProperties" in node or not closed
         return any(properties.get(name, open_names) is False for name in node.get("required", ()))
     return False
+
+
+def _no_number(node: Node, kind: str) -> bool:
+    low = max(node.get("minimum", -math.inf), node.get("exclusiveMinimum", -math.inf))
+    high = min(node.get("maximum", math.inf), node.get("exclusiveMaximum", math.inf))
+    if low > high:
+        return True
+    if low == -math.inf or high == math.inf:
+        return False
+    open_low, open_high = node.get("exclusiveMinimum") == low, node.get("exclusiveMaximum") == high
+    if kind == "number":
+        return bool(low == high and (open_low or open_high))
+    least = math.floor(low) + 1 if open_low else math.ceil(low)
+    most = math.ceil(high) - 1 if open_high else math.floor(high)
+    return bool(least > most)

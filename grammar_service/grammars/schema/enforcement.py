@@ -83,25 +83,32 @@ def _is_second(pointer: str, node: Node, backend: str) -> bool:
     return backend != "llguidance" and bool(in_list) and only_format(node)
 
 
-def refusal(message: str, rewritten: Rewritten) -> Unenforced:
-    """Where a library's refusal points to, as far as its message says so."""
+def refusal(message: str, rewritten: Rewritten) -> Unenforced | None:
+    """Where a library's refusal points to, as far as its message says so.
+
+    Only a keyword that the schema has: the messages' English has words like "type" and "if". None
+    if the schema has no keyword at all.
+    """
     pointer = ""
     place = re.search(r"json-schema:///#(/\S*)", message)
     if place:
         pointer = place[1]
+    nodes = [(at, node) for at, node in subschemas(rewritten.schema) if isinstance(node, dict)]
+    nodes = [(at, node) for at, node in nodes if at == pointer or not place] or nodes
+    present = {key for _, node in nodes for key in node if key in _ASSERTIONS}
     named = re.search(r'Unimplemented keys: \["([^"]+)', message)
+    keyword = ""
     if named:
         keyword = named[1]
     elif "circular references" in message:
         keyword = "$ref"
-    else:
-        words = [word for word in re.findall(r"[A-Za-z$]+", message) if word in _ASSERTIONS]
-        keyword = words[0] if words else "$ref" if pointer else "type"
-    if not pointer:
-        pointer = next(
-            (at for at, node in subschemas(rewritten.schema)
-             if isinstance(node, dict) and keyword in node), "",
-        )  # fmt: skip
+    if keyword not in present:
+        words = [word for word in re.findall(r"[A-Za-z$]+", message) if word in present]
+        # A bound or a pattern is a likelier reason than a type is.
+        keyword = next(iter([*words, *sorted(present - {"type"}), *present]), "")
+    if not keyword:
+        return None
+    pointer = next(at for at, node in nodes if keyword in node)
     return Unenforced(rewritten.origin(pointer), keyword)
 
 
