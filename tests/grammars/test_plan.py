@@ -309,9 +309,9 @@ def test_each_of_two_formats_is_heard(client: GrammarClient) -> None:
     spec = GrammarSpec.json_schema(schema, strict_formats=True)
     assert takes(client, spec, ['"1.2.3.4"', '"a.b"', '"::1"']) == ['"1.2.3.4"']
     second = (("/allOf/1", "format"),)
-    refused = refusal_of(client, GrammarSpec.json_schema(schema, "xgrammar", strict_formats=True))
-    assert refused.unenforced == second
-    grammar = client.compile(GrammarSpec.json_schema(schema, "xgrammar"), BYTES)
+    spec = GrammarSpec.json_schema(schema, backend="xgrammar", strict_formats=True)
+    assert refusal_of(client, spec).unenforced == second
+    grammar = client.compile(GrammarSpec.json_schema(schema, backend="xgrammar"), BYTES)
     assert (grammar.unenforced, grammar.annotations) == ((), second)
 
 
