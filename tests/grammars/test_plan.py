@@ -286,8 +286,8 @@ def test_separators(client: GrammarClient, backend: str) -> None:
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-@pytest.mark.parametrize("separator", [";.", "|", "\\", "//", "\n", "#-"])
-def test_separators_are_no_expressions(client: GrammarClient, fixed: bool, separator: str) -> None:
+@pytest.mark.parametrize("separator", [" ,", ",  ", "\n,\t"])
+def test_separators_are_just_those(client: GrammarClient, fixed: bool, separator: str) -> None:
     spec = GrammarSpec.json_schema(
         SPACED,
         item_separator=separator,
@@ -296,7 +296,7 @@ def test_separators_are_no_expressions(client: GrammarClient, fixed: bool, separ
         backend="llguidance",
     )
     parts = ['{"a":1', '"b":[1', "2]}"]
-    wrong = [separator[:-1] + "x", ""]
+    wrong = [",", separator + " ", ""]
     assert takes(client, spec, [s.join(parts) for s in (separator, *wrong)]) == [
         separator.join(parts)
     ]
@@ -333,10 +333,8 @@ def test_each_of_two_formats_is_heard(client: GrammarClient) -> None:
     spec = GrammarSpec.json_schema(schema, strict_formats=True)
     assert takes(client, spec, ['"1.2.3.4"', '"a.b"', '"::1"']) == ['"1.2.3.4"']
     second = (("/allOf/1", "format"),)
-    refused = refusal_of(
-        client, GrammarSpec.json_schema(schema, backend="xgrammar", strict_formats=True)
-    )
-    assert refused.unenforced == second
+    spec = GrammarSpec.json_schema(schema, backend="xgrammar", strict_formats=True)
+    assert refusal_of(client, spec).unenforced == second
     grammar = client.compile(GrammarSpec.json_schema(schema, backend="xgrammar"), BYTES)
     assert (grammar.unenforced, grammar.annotations) == ((), second)
 

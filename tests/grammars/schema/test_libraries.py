@@ -266,6 +266,26 @@ def test_a_forbidden_text(schema: Any, text: str, takers: str, backend: str) -> 
         assert unenforced(rewritten, backend) or unenforced_formats(rewritten, backend)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "takers"),
+    [
+        ("date", "2023-02-29", _ALL),
+        ("date", "2024-02-30", "xgrammar outlines"),
+        ("date-time", "2024-02-30T00:00:00Z", "xgrammar outlines"),
+        ("date-time", "2024-02-01T00:00:00", "outlines"),
+        ("time", "12:00:00", "outlines"),
+        ("ipv4", "01.2.3.4", "xgrammar"),
+        ("hostname", "a" * 64, "xgrammar"),
+    ],
+)
+def test_what_a_format_is_enforced_as(name: str, text: str, takers: str) -> None:
+    """Not named: docs/grammars.md tells of these."""
+    schema = {"type": "string", "format": name}
+    found = [backend for backend in BACKENDS if _takes(schema, f'"{text}"', backend)]
+    known = {one for one in BACKENDS if not unenforced_formats(Rewritten(schema, {"": ""}), one)}
+    assert {*found} & known == {*takers.split()}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("schema", "text"), _NO_JSON, ids=range(len(_NO_JSON)))
 def test_what_is_no_json(schema: Any, text: str, backend: str) -> None:

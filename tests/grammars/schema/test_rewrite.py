@@ -37,8 +37,6 @@ _CASES: list[tuple[str, Any, Any]] = [
      {"anyOf": [{"type": "string"}, {"type": "null"}]}),
     ("counts with a point", {"type": "array", "minItems": 1.0, "contains": True, "maxItems": 2e0},
      {"type": "array", "minItems": 1, "maxItems": 2}),
-    ("two formats", {"type": "string", "allOf": [{"format": "date"}, {"format": "email"}]},
-     {"type": "string", "format": "email", "allOf": [{"format": "date"}]}),
     ("items that may be", {"allOf": [{"type": "array", "prefixItems": [{"type": "null"}]},
                                      {"items": True}], "unevaluatedItems": False},
      {"type": "array", "prefixItems": [{"type": "null"}], "items": True}),
