@@ -123,7 +123,7 @@ class ServiceSettings(BaseSettings):
         20_000, description="Subschemas of a JSON schema: each is a rule of the grammar, or more."
     )
     schema_enum: PositiveInt = Field(
-        20_000, description="Values of an enum: each is text in the grammar."
+        20_000, description="Values of an enum, and of a choice: each is text in the grammar."
     )
     schema_repetition: PositiveInt = Field(
         100_000,
