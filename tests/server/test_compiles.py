@@ -182,7 +182,7 @@ def test_hasty_callers_cost_no_children(pool: Pool) -> None:
     cancelled, before = pool.compiles("cancelled"), over()
     for number in range(1, 6):
         started = works(child, 0.01)
-        call = pool.stubs.grammars.CompileGrammar.future(literal(25_000), timeout=WAIT)
+        call = pool.stubs.grammars.CompileGrammar.future(literal(12_000), timeout=WAIT)
         wait_until(started, WAIT)
         call.cancel()
         wait_until(lambda n=number: over() == before + n, WAIT)
@@ -216,7 +216,7 @@ def test_callers_who_are_gone_take_no_place(pool: Pool) -> None:
 def test_what_takes_long_to_load_is_refused() -> None:
     words = [f"x{'1' * (number % 10)}{number}" for number in range(40_000)]
     spec = GrammarSpec.choice(words, backend="llguidance")
-    with pool_of("--load-seconds=0.1") as pool:
+    with pool_of("--load-seconds=0.1", "--schema-enum=50000") as pool:
         child = pool.child()
         for _ in range(2):  # nor is it remembered, as another machine may be quicker
             with pytest.raises(Refused) as caught:
