@@ -138,6 +138,11 @@ class GrammarClient:
         Raises Refused (SPEC_INVALID, SPEC_UNENFORCED, COMPILE_DEADLINE ...) or Unreachable.
         """
         response = self._compile(spec, vocabulary.id, vocabulary, self._timeout)
+        if (response.grammar.width, response.grammar.vocab_size) != (
+            vocabulary.width,
+            len(vocabulary.tokens),
+        ):
+            raise Refused("TOKENIZER_INVALID", "the service has another tokenizer by this id")
         grammar = grammar_from_wire(
             response.grammar, spec, vocabulary, response.compile_ms, response.cached
         )

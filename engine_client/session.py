@@ -232,6 +232,7 @@ class Session:
             or len(response.legal_drafts) not in (0, len(indices))
             or any(outcome not in _KNOWN for outcome in response.outcomes)
             or len(response.masks) not in (0, masks)
+            or (not step.region and not response.masks and _MASKED & {*response.outcomes})
             or any(note.index >= len(indices) for note in response.notes)
         ):
             self._stats.add("nonsense")

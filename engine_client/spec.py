@@ -43,7 +43,8 @@ class GrammarSpec:
         source: The text; empty for json_object and choice.
         choices: The texts of a choice.
         max_whitespace: White-space characters in a row that JSON may have, 0 (none) to 1,000.
-        close_objects: Whether objects that don't say additionalProperties are closed.
+        close_objects: Whether objects that name properties, and don't say additionalProperties, are
+            closed.
         allow_unenforced: Whether a schema may have parts that no mask enforces.
         fixed_key_order: Whether keys come in the order of `properties`, or the required ones first,
             only.

@@ -45,6 +45,8 @@ class Grammars:
             cool_down=settings.cool_down,
         )
         self._timeout = settings.timeout
+        self._width = model_config.get_vocab_size()
+        self._has_tokenizer = tokenizer is not None
         self._pool = ThreadPoolExecutor(_WAITING, thread_name_prefix="grammar-compile")
         # Reading 150,000 tokens takes a second, and the first request should not pay for it.
         self._vocabulary = self._pool.submit(self._read, model_config, tokenizer)
@@ -70,15 +72,26 @@ class Grammars:
         if time.monotonic() > deadline:
             raise Unreachable(f"{_WAITING} compiles before this one took its {self._timeout} s")
         if isinstance(wanted, str):
-            return self.client.get_grammar(wanted)
+            return self._checked(self.client.get_grammar(wanted))
         grammar = self.client.compile(wanted, self._vocabulary.result())
         if grammar.unenforced:
             named = ", ".join(f"{item.keyword} at {item.pointer}" for item in grammar.unenforced)
             _log.warning("grammar %s doesn't enforce %s", grammar.id, named)
         return grammar
 
+    def _checked(self, grammar: Grammar) -> Grammar:
+        """A grammar by id. Raises ValueError for one of another tokenizer."""
+        if grammar.width != self._width:
+            raise ValueError(
+                f"grammar {grammar.id} is for logits of {grammar.width} columns, and this model "
+                f"has {self._width}"
+            )
+        if self._has_tokenizer and grammar.tokenizer_id != self._vocabulary.result().id:
+            raise ValueError(f"grammar {grammar.id} was compiled for another tokenizer")
+        return grammar
+
     def _read(self, model_config: "ModelConfig", tokenizer: Any) -> Vocabulary:
-        width = model_config.get_vocab_size()
+        width = self._width
         if tokenizer is None:
             raise ValueError("this engine has no tokenizer: name a grammar by its id")
         if hasattr(tokenizer, "backend_tokenizer"):

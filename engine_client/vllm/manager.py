@@ -15,7 +15,7 @@ import itertools
 import logging
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -104,7 +104,7 @@ class GrammarManager(StructuredOutputManager):
             compiled.add_done_callback(lambda done: self._constrain(request, done, made))
         if not self._use_async_grammar_compilation:
             # Ranks that schedule for themselves have to take the request in the same step.
-            made.exception(self._settings.timeout)
+            wait([made], self._settings.timeout)
         wanted.grammar = made
 
     def grammar_bitmask(
@@ -177,13 +177,15 @@ class GrammarManager(StructuredOutputManager):
             _log.warning("request %s has no grammar: %s", request.request_id, error)
             made.set_exception(error)
             return
-        params = request.sampling_params
+        grammar, params = compiled.result(), request.sampling_params
+        stops = params.all_stop_token_ids if params is not None else ()
         tokens: list[int] = []
         row = Row(
             f"{self._prefix}-{next(self._numbers)}-{request.request_id[:200]}",
-            compiled.result(),
+            grammar,
             tokens,
-            stop_token_ids=tuple(sorted(params.all_stop_token_ids)) if params else (),
+            # One that the tokenizer lacks can't be sampled; vLLM lets it pass.
+            stop_token_ids=tuple(sorted(stop for stop in stops if stop < grammar.token_limit)),
         )
         constraint = Constraint(request.request_id, row, tokens)
         self.grammars.close_with(constraint, row.sequence_id)
@@ -233,6 +235,8 @@ class GrammarManager(StructuredOutputManager):
         for index, entry in enumerate(masked):
             _judge(entry.constraint, result.outcomes[index], result.notes.get(index))
         ours: npt.NDArray[np.int32] = result.masks.numpy()
+        if ours.shape[1] != self._words:
+            raise ValueError(f"masks of {ours.shape[1]} words, and the model has {self._words}")
         if all(entry.begin == 0 and entry.end == entry.total for entry in entries):
             return ours  # nothing to copy; valid until the step after the next
         masks = self._free_masks(total)

@@ -76,7 +76,7 @@ class Constraint:
             self.tokens,
             position=min(self.sent, len(self.tokens)),
             drafts=drafts,
-            stop_token_ids=self.stop_token_ids,
+            stop_token_ids=tuple(t for t in self.stop_token_ids if t < grammar.token_limit),
         )
 
     def tell(self, why: str) -> None:
@@ -178,8 +178,8 @@ class GrammarLogitsProcessor(IndexedProcessor, SlottedProcessor):
         result = self._grammars.client.collect(sent.step)
         for index, outcome in enumerate(result.outcomes):
             if outcome in (Outcome.REJECTED, Outcome.FAILED):
-                note = result.notes[index]
-                self._tell(sent, index, f"{note.reason}: {note.message}")
+                note = result.notes.get(index)
+                self._tell(sent, index, f"{note.reason}: {note.message}" if note else outcome.name)
         if None not in sent.rows:
             return result.masks
         parts, rows = [], iter(result.mask_rows)

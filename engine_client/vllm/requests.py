@@ -49,6 +49,7 @@ def spec_of_params(
     options: SpecOptions = {
         "allow_unenforced": allow_unenforced,
         "close_objects": config.backend != "guidance" or config.disable_additional_properties,
+        "fixed_key_order": True,  # as vLLM's backends have them: reasoning, then the answer
     }
     if params.structural_tag is not None:
         return GrammarSpec.structural_tag(_modern_tag(params.structural_tag), **options)
@@ -89,6 +90,10 @@ def spec_of_args(args: Any) -> GrammarSpec | str:
         if not isinstance(value, str) or not _ID.fullmatch(value):
             raise ValueError("a grammar id is gra- and 32 hexadecimal digits")
         return value
+    if kind == "choice" and not isinstance(value, list | tuple):
+        raise ValueError("choice can't be read: it is a list of texts")
+    if kind == "json_object" and value is not True:
+        raise ValueError("json_object can't be read: it is true, or left out")
     options = {name: args[name] for name in _OPTIONS & args.keys()}
     try:
         make = getattr(GrammarSpec, kind)

@@ -26,16 +26,19 @@ class EngineSettings(BaseSettings):
     step_timeout: float = Field(
         default=2.0,
         gt=0,
+        allow_inf_nan=False,
         description="Seconds that an engine step waits for its masks at most, reconnects included.",
     )
     timeout: float = Field(
         default=30.0,
         gt=0,
+        allow_inf_nan=False,
         description="Seconds that a request waits for its grammar. The engine goes on meanwhile.",
     )
     validate_seconds: float = Field(
         default=0.25,
         ge=0,
+        allow_inf_nan=False,
         description="Seconds that the API server waits for a request's grammar before it passes "
         "the request on. One refused by then is an HTTP 400 with the reason; one refused later "
         "ends the request with finish reason `error`, and the reason is in the log. The server "
@@ -49,6 +52,7 @@ class EngineSettings(BaseSettings):
     cool_down: float = Field(
         default=1.0,
         ge=0,
+        allow_inf_nan=False,
         description="Seconds that steps go by policy at once after one timed out.",
     )
     allow_unenforced: bool = Field(

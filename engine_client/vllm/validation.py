@@ -54,8 +54,8 @@ class Validation:
         front_end = self._front_end(processor)
         try:
             wanted = _wanted(processor, params, front_end.settings.allow_unenforced)
-        except ValueError as error:
-            raise VLLMValidationError(str(error)) from None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise VLLMValidationError(f"the grammar can't be read: {error}") from None
         if wanted is None:
             return
         if processor.tokenizer is None and not isinstance(wanted, str):
@@ -106,7 +106,12 @@ def _compile(front_end: _FrontEnd, spec: GrammarSpec | str) -> None:
         compiled.result(seconds)
     except FutureTimeout:
         front_end.late = compiled
-    except (Refused, UsageError, ValueError) as error:
+    except Refused as error:
+        if error.reason == "COMPILE_QUEUE_FULL":
+            _log.warning("a grammar isn't checked yet: %s", error)
+            return  # no fault of the request's: the engine asks again
+        raise VLLMValidationError(str(error)) from None
+    except (UsageError, ValueError) as error:
         raise VLLMValidationError(str(error)) from None
     except ServiceError as error:
         _log.warning("a grammar isn't checked yet: %s", error)

@@ -19,7 +19,7 @@ from grammar_service.grammars.schema.normalise import normalise
 
 MAX_WHITESPACE = 1000
 EXPRESSION = "a regular expression (no look-around, no back references)"
-_READING = 3
+_READING = 4
 """Goes up when specs come to mean something else, so that ids tell the two apart."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")

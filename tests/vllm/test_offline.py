@@ -145,6 +145,35 @@ def test_a_grammar_by_id(llm: LLM, model: Path, service: ServiceProcess) -> None
     assert texts(llm.generate(["x"], params(grammar=grammar.id)))[0] in ("by id", "an id")
 
 
+@pytest.mark.parametrize(("width", "reason"), [(64, "64 columns"), (VOCABULARY, "tokenizer")])
+def test_a_grammar_of_another_tokenizer_is_refused(
+    llm: LLM, service: ServiceProcess, width: int, reason: str
+) -> None:
+    other = Vocabulary([bytes([65 + i]) for i in range(26)] + [b"<eos>"], width, (26,), (26,))
+    with service.client() as client:
+        grammar = client.compile(GrammarSpec.regex("[A-F]{3}"), other)
+    with pytest.raises(VLLMValidationError, match=reason):
+        llm.generate(["x"], params(grammar=grammar.id))
+
+
+def test_a_stop_token_that_the_tokenizer_lacks_is_let_pass(llm: LLM) -> None:
+    sampled = params(choice=["fine"])
+    sampled.stop_token_ids = [VOCABULARY - 1]
+    assert texts(llm.generate(["x"], sampled)) == ["fine"]
+
+
+def test_dictionaries_stay_open_and_keys_in_order(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"b": {"const": 1}, "a": {"type": "object"}},
+        "required": ["b", "a"],
+    }
+    sampled = [params(seed=seed, json=schema, tokens=60) for seed in range(8)]
+    found = texts(llm.generate(["x"] * 8, sampled))
+    assert all(re.match(r'\{\s*"b"\s*:\s*1\s*,\s*"a"', text) for text in found)
+    assert any(re.search(r'"a"\s*:\s*\{\s*"', text) for text in found)
+
+
 def test_an_engine_without_a_tokenizer_takes_ids(model: Path, service: ServiceProcess) -> None:
     vocabulary = Vocabulary.from_path(model, width=VOCABULARY)
     with service.client() as client:

@@ -83,6 +83,8 @@ def test_by_id_and_with_options(llm: LLM, model: Path, service: ServiceProcess) 
         ({"id": "nonsense"}, "gra-"),
         ({"regex": 7}, "can't be"),
         ({"choice": 7}, "can't be"),
+        ({"choice": "yes"}, "can't be"),
+        ({"json_object": False}, "can't be"),
         ("text", "is an object"),
     ],
 )

@@ -11,7 +11,7 @@ from grammar_service.grammars.regex import RegexError
 from grammar_service.grammars.schema.conjunction import conjoin, for_name
 from grammar_service.grammars.schema.modern import APPLICATORS, ORIGIN, Modern
 from grammar_service.grammars.schema.simplify import Simplifier
-from grammar_service.grammars.schema.types import declared, reference_name
+from grammar_service.grammars.schema.types import reference_name
 from grammar_service.grammars.schema.walk import Node, Schema, subschemas
 
 
@@ -95,7 +95,10 @@ def _both(first: Schema, second: Schema) -> Schema:
 
 
 def _closed(schema: Any) -> Any:
-    """The schema with every object closed that doesn't say what else it takes."""
+    """The schema with every object closed that names properties, and not what else it takes.
+
+    One that names none is a dictionary: closed, it would be empty. vLLM's xgrammar has it so.
+    """
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -110,8 +113,7 @@ def _closed(schema: Any) -> Any:
             new[key] = _closed(value)
     names = {"properties", "patternProperties", "required"} & schema.keys()
     explicit = {"additionalProperties", "unevaluatedProperties"} & schema.keys()
-    is_object = names or (schema.get("type") and "object" in declared(schema))
-    if is_object and not explicit:
+    if names and not explicit:
         # Beside other schemas, the names of all of them are allowed.
         merged = not any(key in schema for key in APPLICATORS)
         new["additionalProperties" if merged else "unevaluatedProperties"] = False

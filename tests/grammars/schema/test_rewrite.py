@@ -90,12 +90,17 @@ def test_older_drafts_are_read_as_they_were_meant(schema: Any, dialect: int, exp
 def test_objects_are_closed_that_do_not_say_what_else_they_take() -> None:
     schema = {
         "type": "object",
-        "properties": {"a": {"type": "object", "additionalProperties": True}, "b": {}},
+        "properties": {
+            "a": {"type": "object", "additionalProperties": True},
+            "b": {},
+            "c": {"type": "object"},
+        },
     }
     closed = rewrite(schema, 2020, close_objects=True).schema
     assert closed["additionalProperties"] is False
     assert closed["properties"]["a"]["additionalProperties"] is True
     assert closed["properties"]["b"] is True
+    assert closed["properties"]["c"] == {"type": "object"}
 
 
 def test_pointers_lead_into_the_original() -> None:
