@@ -46,6 +46,8 @@ class Constraint:
     """Tokens of the output that the grammar has to admit: none before the end of reasoning."""
     error: str = ""
     """Why the request has to end."""
+    masks: "npt.NDArray[np.int32] | None" = None
+    """Its rows of the last step's masks, until its tokens come."""
 
 
 class _Entry(NamedTuple):
@@ -151,6 +153,7 @@ class GrammarManager(StructuredOutputManager):
         wanted.reasoning_ended = True
         if not isinstance(constraint, Constraint):
             return False
+        _check_tokens(constraint, new_token_ids)
         constraint.tokens += new_token_ids[start:]
         return not constraint.error
 
@@ -238,13 +241,17 @@ class GrammarManager(StructuredOutputManager):
         if ours.shape[1] != self._words:
             raise ValueError(f"masks of {ours.shape[1]} words, and the model has {self._words}")
         if all(entry.begin == 0 and entry.end == entry.total for entry in entries):
-            return ours  # nothing to copy; valid until the step after the next
-        masks = self._free_masks(total)
-        for index, entry in enumerate(masked):
-            source = result.mask_rows[index] - entry.drafts_from
-            masks[entry.first + entry.begin : entry.first + entry.end] = ours[
-                source + entry.begin : source + entry.end
-            ]
+            masks = ours  # nothing to copy; valid until the step after the next
+        else:
+            masks = self._free_masks(total)
+            for index, entry in enumerate(masked):
+                source = result.mask_rows[index] - entry.drafts_from
+                masks[entry.first + entry.begin : entry.first + entry.end] = ours[
+                    source + entry.begin : source + entry.end
+                ]
+        for entry in masked:
+            if entry.constraint is not None:
+                entry.constraint.masks = masks[entry.first : entry.first + entry.total]
         return masks
 
     def _free_masks(self, total: int) -> npt.NDArray[np.int32]:
@@ -256,6 +263,21 @@ def _judge(constraint: Constraint | None, outcome: Outcome, note: Note | None) -
     """Takes note of a row that can't go on; its mask has stop tokens only."""
     if outcome in (Outcome.REJECTED, Outcome.FAILED):
         _fail(constraint, f"{note.reason}: {note.message}" if note is not None else outcome.name)
+
+
+def _check_tokens(constraint: Constraint, tokens: Sequence[int]) -> None:
+    """Fails a request that was given a token which its mask forbids, before it is shown.
+
+    As when `allowed_token_ids` or `bad_words` leave none that the grammar allows.
+    """
+    masks, constraint.masks = constraint.masks, None
+    if masks is None:
+        return
+    for mask, token in zip(masks, tokens, strict=False):
+        word = token >> 5
+        if word >= len(mask) or not int(mask[word]) >> (token & 31) & 1:
+            _fail(constraint, f"token {token} was sampled, which its mask forbids")
+            return
 
 
 def _fail(constraint: Constraint | None, why: str) -> None:

@@ -162,6 +162,14 @@ def test_a_stop_token_that_the_tokenizer_lacks_is_let_pass(llm: LLM) -> None:
     assert texts(llm.generate(["x"], sampled)) == ["fine"]
 
 
+def test_a_token_that_its_mask_forbids_is_an_error_at_once(llm: LLM) -> None:
+    """Nothing is left to sample, and so vLLM samples anything."""
+    sampled = params(choice=["abc"], tokens=1)
+    sampled.allowed_token_ids = [5, 6]
+    (output,) = llm.generate(["x"], sampled)
+    assert output.outputs[0].finish_reason == "error"
+
+
 def test_dictionaries_stay_open_and_keys_in_order(llm: LLM) -> None:
     schema = {
         "type": "object",
