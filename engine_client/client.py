@@ -37,6 +37,7 @@ from engine_client.wire.grammars_pb2_grpc import GrammarServiceStub
 from engine_client.wire.sequences_pb2_grpc import SequenceServiceStub
 from engine_client.wire.tokenizers_pb2_grpc import TokenizerServiceStub
 
+_CLOSE_SECONDS = 1.0
 _CHUNK = 8192
 """Tokens a message of an upload: about 70 kB."""
 _RETRIES = {
@@ -111,6 +112,8 @@ class GrammarClient:
         self._local = threading.local()
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._sessions_lock = threading.Lock()
+        self._closes: set[grpc.Future[sequences_pb2.CloseSequencesResponse]] = set()
+        """Closes on their way; the end of the channel would cancel them."""
         self._down_until = 0.0
         self._closed = False
 
@@ -239,11 +242,19 @@ class GrammarClient:
         except ValueError:  # the client is closed
             self._stats.add("dropped_calls")
             return
-        call.add_done_callback(self._count_dropped)
+        self._closes.add(call)
+        call.add_done_callback(self._settle_close)
 
     def close(self) -> None:
-        """Ends all streams, removes all regions and closes the channel."""
+        """Ends all streams, removes all regions and closes the channel.
+
+        Waits a second at most for sequences that are being closed.
+        """
         self._closed = True
+        end = time.monotonic() + _CLOSE_SECONDS
+        for call in list(self._closes):
+            with contextlib.suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                call.exception(max(end - time.monotonic(), 0.0))
         with self._sessions_lock:
             for session in self._sessions:
                 session.close()
@@ -320,7 +331,8 @@ class GrammarClient:
                 self.register_tokenizer(vocabulary)
         raise Unreachable("the service forgets the tokenizer as fast as it is registered")
 
-    def _count_dropped(self, call: "grpc.Future[sequences_pb2.CloseSequencesResponse]") -> None:
+    def _settle_close(self, call: "grpc.Future[sequences_pb2.CloseSequencesResponse]") -> None:
+        self._closes.discard(call)
         with contextlib.suppress(grpc.FutureCancelledError):
             if call.exception() is not None:
                 self._stats.add("dropped_calls")

@@ -1,11 +1,13 @@
 """The client of one vLLM process: the model's vocabulary, and compiles that nobody waits for."""
 
+import contextlib
 import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from engine_client.client import GrammarClient
@@ -18,6 +20,8 @@ from engine_client.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
+_CLOSE_SECONDS = 2.0
+_SWEEP_SECONDS = 1.0
 _WAITING = 64
 """Compiles under way at once. Their threads only wait."""
 
@@ -50,23 +54,32 @@ class Grammars:
         self._pool = ThreadPoolExecutor(_WAITING, thread_name_prefix="grammar-compile")
         # Reading 150,000 tokens takes a second, and the first request should not pay for it.
         self._vocabulary = self._pool.submit(self._read, model_config, tokenizer)
-        self._live: set[str] = set()
+        self._live: dict[str, Callable[[], bool]] = {}
         self._released: SimpleQueue[str | None] = SimpleQueue()
-        threading.Thread(target=self._close_released, name="grammar-release", daemon=True).start()
+        self._release = threading.Thread(
+            target=self._close_released, name="grammar-release", daemon=True
+        )
+        self._release.start()
 
     def compile(self, wanted: GrammarSpec | str) -> "Future[Grammar]":
         """A grammar by its spec or id; the future has it, or a ClientError or ValueError."""
         return self._pool.submit(self._compile, wanted, time.monotonic() + self._timeout)
 
-    def close_with(self, owner: object, sequence_id: str) -> None:
-        """Closes a sequence soon after its owner is freed, or when this is closed."""
-        self._live.add(sequence_id)
+    def close_with(
+        self, owner: object, sequence_id: str, ended: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Closes a sequence soon after its owner is freed, or it ended, or this is closed.
+
+        An engine that goes idle holds its last request for as long, so `ended` is asked too.
+        """
+        self._live[sequence_id] = ended
         weakref.finalize(owner, self._released.put, sequence_id).atexit = False
 
     def close(self) -> None:
         """Ends the compiles and the client."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._released.put(None)
+        self._release.join(_CLOSE_SECONDS)
 
     def _compile(self, wanted: GrammarSpec | str, deadline: float) -> Grammar:
         if time.monotonic() > deadline:
@@ -111,13 +124,17 @@ class Grammars:
     def _close_released(self) -> None:
         """Closes sequences in batches, and at the end the client."""
         while True:
-            ids = [self._released.get()]
+            closing: set[str | None] = set()
+            with contextlib.suppress(Empty):
+                closing.add(self._released.get(timeout=_SWEEP_SECONDS))
             while not self._released.empty():
-                ids.append(self._released.get())
-            ended = None in ids
-            closing = {sequence_id for sequence_id in ids if sequence_id}
-            self.client.close_sequences(list(self._live if ended else closing))
-            self._live -= closing
-            if ended:
+                closing.add(self._released.get())
+            live = list(self._live.items())
+            over = None in closing
+            known = [name for name, ended in live if over or name in closing or ended()]
+            self.client.close_sequences(known)
+            for name in known:
+                self._live.pop(name, None)
+            if over:
                 self.client.close()
                 return

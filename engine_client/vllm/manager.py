@@ -14,6 +14,7 @@ An exception out of any of these ends the engine for everyone, so none comes out
 import itertools
 import logging
 import uuid
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
@@ -191,7 +192,8 @@ class GrammarManager(StructuredOutputManager):
             stop_token_ids=tuple(sorted(stop for stop in stops if stop < grammar.token_limit)),
         )
         constraint = Constraint(request.request_id, row, tokens)
-        self.grammars.close_with(constraint, row.sequence_id)
+        held = weakref.ref(request)
+        self.grammars.close_with(constraint, row.sequence_id, lambda: _is_over(held()))
         made.set_result(constraint)
 
     def _entry(self, request: "Request | None", first: int, drafts: Sequence[int]) -> _Entry:
@@ -257,6 +259,11 @@ class GrammarManager(StructuredOutputManager):
     def _free_masks(self, total: int) -> npt.NDArray[np.int32]:
         """Masks that allow every token."""
         return np.full((total, self._words), -1, dtype=np.int32)
+
+
+def _is_over(request: "Request | None") -> bool:
+    """Whether a request needs its sequence no more."""
+    return request is None or bool(request.is_finished())
 
 
 def _judge(constraint: Constraint | None, outcome: Outcome, note: Note | None) -> None:

@@ -140,10 +140,8 @@ class GrammarLogitsProcessor(IndexedProcessor, SlottedProcessor):
             self._grammars = self._connect()
         try:
             compiled = self._grammars.compile(spec_of_args(args))
-        except (
-            ValueError,
-            RuntimeError,
-        ) as error:  # validated before; a caller of the engine may not have
+        except (ValueError, RuntimeError) as error:
+            # Submission validates; a caller of EngineCore itself may not have.
             compiled = Future()
             compiled.set_exception(error)
         sequence_id = f"{self._prefix}-{next(self._numbers)}"

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -264,6 +265,16 @@ def test_a_service_with_few_rows_is_enough_for_many_sequences() -> None:
             for index in range(30):
                 result = client.step([Row(f"few-{index}", grammar, [0])])
                 assert allowed(result.mask(0)) == [2], (turn, index)
+
+
+def test_what_is_closed_just_before_the_client_is_closed_too() -> None:
+    with running_service(metrics=True) as service:
+        with service.client() as client:
+            client.step([Row("brief", client.compile(SPEC, VOCABULARY), [])])
+            service.freeze()  # so that the call is still on its way when the client ends
+            client.close_sequences(["brief"])
+            threading.Timer(0.3, service.signal, [signal.SIGCONT]).start()
+        wait_until(lambda: service.counted("grammar_sequences") == 0)
 
 
 def test_closing_what_a_closed_client_knew_is_quiet(service: ServiceProcess) -> None:

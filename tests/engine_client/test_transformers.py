@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, Stoppin
 
 from engine_client import Grammar, GrammarClient, GrammarSpec, Outcome, Policy, UsageError
 from engine_client.in_process import compile_spec
-from engine_client.logits import mask_on_cpu, mask_with_kernel
 from engine_client.transformers import GrammarLogitsProcessor
 from engine_client.types import Note, Row, StepResult
 from tests.support import running_service, toy, wait_until
@@ -269,14 +268,6 @@ def test_scores_of_every_kind(
     firsts = [TOKENS.index(char) for char in "ynp"]
     assert masked[1].isfinite().nonzero().flatten().tolist() == sorted(firsts)
     assert torch.equal(masked[1, firsts], scores[1, firsts])
-
-
-def test_the_kernel_masks_alike() -> None:
-    scores = torch.randn(5, WIDER)
-    masks = torch.randint(-(2**31), 2**31, (3, 4)).int()
-    masks[:, -1] &= (1 << VOCABULARY.width % 32) - 1
-    arguments = (scores, masks, [0, 2, 3], VOCABULARY.width)
-    assert torch.equal(mask_with_kernel(*arguments), mask_on_cpu(*arguments))
 
 
 def test_a_row_with_an_illegal_token_ends_and_is_told(

@@ -256,6 +256,11 @@ def test_an_abort_leaves_nothing_behind(server: Served) -> None:
     assert text_of(server.ask(**constrained(choice=["on"]))) == "on"
 
 
+def test_an_engine_that_goes_idle_keeps_nothing(server: Served) -> None:
+    assert text_of(server.ask(**constrained(choice=["on"]))) == "on"
+    wait_until(lambda: server.service.counted("grammar_sequences") == 0, 30)
+
+
 def test_what_follows_the_thoughts_is_constrained(server: Served, vocabulary: Vocabulary) -> None:
     # Likely after some tokens. A call would end the thoughts as well, and be part of the answer.
     bias = {

@@ -46,7 +46,7 @@ def check(schema: Any, limits: Limits | None = None) -> int:
         limits: Limits other than the usual ones.
 
     Raises:
-        Invalid: With SPEC_INVALID or SPEC_TOO_LARGE.
+        Invalid: With SPEC_INVALID, SPEC_UNSUPPORTED or SPEC_TOO_LARGE.
     """
     limits = limits or Limits()
     if not isinstance(schema, dict | bool):
@@ -61,6 +61,7 @@ def check(schema: Any, limits: Limits | None = None) -> int:
     for pointer, node in nodes:
         if isinstance(node, dict):
             _check_node(pointer, node, limits)
+    _check_resources(nodes, dialect)
     _check_references(schema, nodes)
     return dialect
 
@@ -103,6 +104,33 @@ def _check_pattern(pointer: str, pattern: str, limits: Limits) -> None:
         _invalid(pointer, f"{pattern[:80]!r} is no regular expression: {error}")
     except Irregular:
         pass  # the report names it
+
+
+def _check_resources(nodes: list[tuple[str, Any]], dialect: int) -> None:
+    """Refuses references within an embedded resource: they don't mean the root's definitions."""
+    key = "id" if dialect == 4 else "$id"
+    owners = {
+        pointer
+        for pointer, node in nodes
+        if pointer and isinstance(node, dict) and _begins_resource(node.get(key))
+    }
+    for pointer, node in nodes if owners else ():
+        reference = node.get("$ref") if isinstance(node, dict) else None
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            continue
+        owner = pointer
+        while owner and owner not in owners:
+            owner = owner.rpartition("/")[0]
+        if owner:
+            raise Invalid(
+                "SPEC_UNSUPPORTED",
+                f"the schema at {owner}/{key}: a resource of its own, to which {pointer}/$ref "
+                f"refers; move its definitions into the root's, and drop the {key}",
+            )
+
+
+def _begins_resource(name: Any) -> bool:
+    return isinstance(name, str) and not name.startswith("#")
 
 
 def _check_references(schema: Any, nodes: list[tuple[str, Any]]) -> None:

@@ -98,3 +98,20 @@ def test_passes(schema: Any, dialect: int) -> None:
 def test_limits_are_the_callers() -> None:
     with pytest.raises(Invalid, match="schema_depth"):
         check(_deep(3), Limits(depth=2))
+
+
+@pytest.mark.parametrize(
+    ("key", "defs", "draft"),
+    [("$id", "$defs", "2020-12/schema"), ("id", "definitions", "draft-04/schema#")],
+)
+def test_a_resource_inside_may_not_refer_to_itself(key: str, defs: str, draft: str) -> None:
+    """Its references would be taken for the root's, which may be of another type."""
+    inner = {key: "http://x/e", defs: {"x": {"type": "string"}}, "allOf": [{"$ref": f"#/{defs}/x"}]}
+    kind = "http" if draft.startswith("draft") else "https"
+    start = {"$schema": f"{kind}://json-schema.org/{'draft/' if kind == 'https' else ''}{draft}"}
+    schema = {**start, defs: {"x": {"type": "integer"}, "e": inner}, "$ref": f"#/{defs}/e"}
+    with pytest.raises(Invalid, match=f"/{defs.replace('$', '.')}/e/.?id") as caught:
+        check(schema)
+    assert caught.value.reason == "SPEC_UNSUPPORTED"
+    del inner["allOf"]
+    check(schema)
