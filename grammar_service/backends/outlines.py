@@ -18,7 +18,7 @@ import torch
 from engine_client.spec import GrammarSpec, GrammarType
 from engine_client.vocabulary import Vocabulary
 from grammar_service.errors import Invalid
-from grammar_service.grammars.regex import RegexError, read, write
+from grammar_service.grammars.regex import NOTHING, RegexError, read, write
 from grammar_service.grammars.regex.tree import nonempty, nullable
 from grammar_service.masks.layout import Row, row_of
 
@@ -26,6 +26,9 @@ _MATCHER_BYTES = 400
 _MATCHER_BYTES_A_TOKEN = 32
 _KEPT_MASK_BYTES = 16 << 20
 _WHITE_SPACE = r"[ \n\r\t]"
+
+_ONLY_EMPTY = struct.pack("<II3I", 1, 0, 0, 0, 1)
+"""The table of the empty text alone: one state, final, without edges. The library has no such."""
 
 
 class _Compiled:
@@ -101,6 +104,8 @@ class OutlinesBackend:
 
         spare, ids = _by_bytes(vocabulary)
         pattern, may_be_empty = _regex(spec)
+        if pattern is None:
+            return _ONLY_EMPTY
         try:
             # The library takes the first alternative that matches, and no longer one; with a $ none
             # matches before the end. It can't have one at the very start, so the pattern is one
@@ -214,15 +219,20 @@ def _table(index: "object", end: int, may_be_empty: bool) -> bytes:
     return struct.pack("<II", len(states), len(tokens)) + numbers.tobytes()
 
 
-def _regex(spec: GrammarSpec) -> tuple[str, bool]:
-    """An expression for the spec's texts but the empty one, and whether that is one of them."""
+def _regex(spec: GrammarSpec) -> tuple[str | None, bool]:
+    """An expression for the spec's texts but the empty one, and whether that is one of them.
+
+    None where the empty text is the only one.
+    """
     match spec.type:
         case GrammarType.REGEX:
             try:
                 tree = read(spec.source)
             except RegexError as error:
                 raise Invalid("SPEC_INVALID", f"outlines: {error}") from None
-            return write(nonempty(tree)), nullable(tree)
+            rest, may_be_empty = nonempty(tree), nullable(tree)
+            only_empty = may_be_empty and rest == NOTHING
+            return None if only_empty else write(rest), may_be_empty
         case GrammarType.CHOICE:
             return "|".join(map(_literal, spec.choices)), False
         case GrammarType.JSON_SCHEMA:

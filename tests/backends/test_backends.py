@@ -10,6 +10,8 @@ import torch
 from engine_client import GrammarSpec, Vocabulary
 from grammar_service.backends import NAMES, Backend, create
 from grammar_service.errors import Invalid
+from grammar_service.grammars.plan import plan
+from grammar_service.grammars.schema import Limits
 from tests.support import allowed, toy
 
 TOKENS = toy(
@@ -278,6 +280,17 @@ def test_outlines_refuses_a_table_cut_short(spec: GrammarSpec) -> None:
     with pytest.raises(ValueError, match="cut short"):
         outlines.load(artifact + b"\0" * 4, spec, TOKENS)
     assert outlines.load(artifact, spec, TOKENS)
+
+
+# For outlines-core, a regular expression of no other text is none.
+@pytest.mark.parametrize("pattern", ["^$", "()", "(?:){3}", "a{0}", "(|)"])
+def test_only_the_empty_text(backend: Backend, pattern: str) -> None:
+    (attempt,) = plan(GrammarSpec.regex(pattern, backend=backend.name), Limits()).attempts
+    matcher = backend.matcher(compiled(backend, attempt.specs[0]), [EOS])
+    assert mask(backend, matcher) == [EOS]
+    assert backend.completed([matcher]) == [True]
+    assert take(backend, matcher, A, EOS) == [False, True]
+    assert backend.terminated(matcher)
 
 
 def test_an_unknown_backend() -> None:
