@@ -115,20 +115,22 @@ def _check_start(backend: Backend, data: bytes, form: GrammarSpec, vocabulary: V
     """Refuses a grammar without a text, as `root ::= root` is; its first mask would be empty."""
     if form.type not in (GrammarType.EBNF, GrammarType.LARK):
         return
-    matcher = backend.matcher(
-        backend.load(data, form, vocabulary), vocabulary.stop_token_ids or (0,)
+    compiled = backend.load(data, form, vocabulary)
+    # A stop token's bit says something else, so the only legal token may be one, but not both.
+    for stop in range(min(2, vocabulary.width)):
+        matcher = backend.matcher(compiled, (stop,))
+        masks = torch.zeros((1, (vocabulary.width + 31) // 32), dtype=torch.int32)
+        try:
+            backend.fill([matcher], masks, [0])
+        except RuntimeError:
+            return  # a limit of the library's, which steps report
+        if bool(masks.any()) or backend.completed([matcher])[0]:
+            return
+    raise Invalid(
+        "SPEC_INVALID",
+        "no text of this vocabulary begins as the grammar does; look for a rule that leads "
+        "to itself alone, or for characters that no token has",
     )
-    masks = torch.zeros((1, (vocabulary.width + 31) // 32), dtype=torch.int32)
-    try:
-        backend.fill([matcher], masks, [0])
-    except RuntimeError:
-        return  # a limit of the library's, which steps report
-    if not bool(masks.any()):
-        raise Invalid(
-            "SPEC_INVALID",
-            "no text of this vocabulary begins as the grammar does; look for a rule that leads "
-            "to itself alone, or for characters that no token has",
-        )
 
 
 def plan(spec: GrammarSpec, limits: Limits, allowed: Collection[str] = NAMES) -> Plan:
@@ -208,7 +210,11 @@ def _plan_schema(spec: GrammarSpec, limits: Limits, allowed: Collection[str]) ->
         for candidate in found
     )
     if not attempts:
-        raise Invalid("SPEC_UNSUPPORTED", "outlines can't have separators of its own")
+        raise Invalid(
+            "SPEC_UNSUPPORTED",
+            "no backend that may be used has these separators: outlines has the usual ones only, "
+            "xgrammar those with no white space but spaces",
+        )
 
     def refused(errors: list[Invalid]) -> Invalid:
         best = attempts[0]
@@ -251,7 +257,14 @@ def _asked(
 
 
 def _separates(spec: GrammarSpec, backend: str) -> bool:
-    return backend != "outlines" or (spec.item_separator, spec.key_separator) == (",", ":")
+    separators = (spec.item_separator, spec.key_separator)
+    match backend:
+        case "outlines":
+            return separators == (",", ":")
+        case "xgrammar":
+            return not set("".join(separators)) & set("\t\n\r")
+        case _:
+            return True
 
 
 def _as_schema(spec: GrammarSpec, form: object) -> GrammarSpec:
