@@ -18,6 +18,7 @@ ones from what it just computed.
 
 import itertools
 import logging
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ class Constraint:
         try:
             grammar = self.compiled.result(seconds)
         except FutureTimeout:
-            self.tell(f"its grammar wasn't there within {seconds} s")
+            self.tell("its grammar wasn't there in time")
             return None
         except Exception as error:
             self.tell(f"it has no grammar: {error}")
@@ -159,8 +160,11 @@ class GrammarLogitsProcessor(IndexedProcessor, SlottedProcessor):
 
     def _send(self, wanted: list[tuple[Constraint, list[int]]]) -> Round:
         """Submits one step for all of them."""
-        seconds = self._settings.step_timeout
-        rows = [constraint.row(seconds, drafts) for constraint, drafts in wanted]
+        end = time.monotonic() + self._settings.step_timeout
+        rows = [
+            constraint.row(max(end - time.monotonic(), 0.0), drafts)
+            for constraint, drafts in wanted
+        ]
         found = [row for row in rows if row is not None]
         if not found or self._grammars is None:
             return Round(wanted, rows, None)
