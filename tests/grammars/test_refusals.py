@@ -4,16 +4,9 @@ from typing import Any
 
 import pytest
 
-from engine_client import GrammarClient, GrammarSpec, Refused
+from engine_client import GrammarClient, GrammarSpec
 from tests.cases.test_schemas import BYTES
-from tests.grammars.test_plan import SPACED
-
-
-def refusal_of(client: GrammarClient, spec: GrammarSpec) -> Refused:
-    """The refusal of a spec."""
-    with pytest.raises(Refused) as caught:
-        client.compile(spec, BYTES)
-    return caught.value
+from tests.grammars.test_plan import SPACED, refusal_of
 
 
 @pytest.mark.parametrize("separator", ['"', "}", ".,*", ",,", "x,", ", x"])
